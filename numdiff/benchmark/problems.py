@@ -70,7 +70,7 @@ from ..kernels.diffusion import ahead, class_dropout, images, mse, q_sample, sam
 from ..kernels.diffusion import levels as noise_levels
 from ..kernels.groupnorm import chunks, groups, normalise, one_pass, one_pass_half
 from ..kernels.matmul import first, hopper, hopper_fp8, levels, mma, naive, register_tiles, tf32, tiled, vectorised
-from ..kernels.matmul.levels import double_buffer, one_tile, persistent, producer_consumer
+from ..kernels.matmul.levels import double_buffer, one_tile, persistent, producer_consumer, tma_store
 from ..kernels.optimizer import (
     adamw,
     ema,
@@ -248,7 +248,7 @@ def problems():
     add(matmul.matmul_forward, matmul, tf32, versions=(5,), precision="tf32", a=single(8192, 8192),
         b=single(8192, 8192))
     add(levels.matmul_level_forward, levels, (one_tile, 1), (double_buffer, 2), (producer_consumer, 3),
-        (persistent, 4), **large)
+        (persistent, 4), (tma_store, 5), **large)
     add(matmul.matmul_forward, matmul, (mma, 5), (hopper, 6), (levels, 6), versions=(5, 6), transpose_b=True, **large)
 
     bits = integers(np.tile(bits_of(rng.standard_normal((256, 8192), np.float32)), (32, 1)), np.uint8)

@@ -15,7 +15,8 @@ this file the two loops read
                                                                   previous = stage
                                                                   stage, parity = advance(ring, stage, parity)
 
-after `if thread == 0: init_ring(ring, producers, consumers); fence_barrier_init()` and a `cuda.syncthreads()`.
+after `start_ring(ring, producers, consumers)`, or where more must be made at the start, `if thread == 0:
+init_ring(ring, producers, consumers); fence_barrier_init()` and a `cuda.syncthreads()`.
 
 A `Ring` is a named tuple of integers, made once in a kernel. Inlined, all of this becomes the PTX of the same loop with
 the arithmetic written out: tuples that device functions take and return are taken apart by the compiler. (So is a tuple
@@ -31,7 +32,8 @@ from typing import NamedTuple
 
 from .gpu import cuda
 from .intrinsics import int32, uint32
-from .mbarrier import mbarrier_arrive, mbarrier_expect_tx, mbarrier_init, mbarrier_wait
+from .limits import WARPGROUP
+from .mbarrier import fence_barrier_init, mbarrier_arrive, mbarrier_expect_tx, mbarrier_init, mbarrier_wait
 
 BARRIER_BYTES = 8
 WORDS = True  # the emulator reports their faults at the line that uses them
@@ -83,6 +85,15 @@ def init_ring(ring, producers, consumers):
         mbarrier_init(barrier_at(ring.empty, stage), uint32(consumers))
 
 
+@cuda.jit(device=True, forceinline=True)
+def start_ring(ring, producers, consumers):
+    """Make a ring's barriers as `init_ring` does, and let all threads see them; all threads of the block call it."""
+    if cuda.threadIdx.x == 0:
+        init_ring(ring, producers, consumers)
+        fence_barrier_init()
+    cuda.syncthreads()
+
+
 # Going around ---------------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
@@ -131,3 +142,10 @@ def consumer_wait(ring, stage, parity):
 def consumer_release(ring, stage):
     """Arrive at a stage's barrier `empty`: one of its consumers has read it."""
     mbarrier_arrive(barrier_at(ring.empty, stage))
+
+
+@cuda.jit(device=True, forceinline=True)
+def warpgroup_release(ring, stage):
+    """`consumer_release` for a warpgroup, by its first thread; all of its threads call it, once all have read."""
+    if cuda.threadIdx.x % WARPGROUP == 0:
+        consumer_release(ring, stage)

@@ -2,6 +2,7 @@
 
     products        make_wgmma(n), make_wgmma_a_registers(n), wgmma_fence, wgmma_commit, wgmma_wait_0 … _3,
                     make_wgmma_wait(n)                                               PTX ISA, section 9.7.15
+    in one word     make_multiply(n): what tiles of 64 along k add, from descriptors to commit
     registers       setmaxnreg_dec_24, _dec_40, _inc_232, _inc_240; make_setmaxnreg                        9.7.19.5
 
 Matrix descriptors are 64-bit numbers (emulator/wgmma.py says how they are composed). How tiles reach shared memory and
@@ -25,6 +26,7 @@ In the emulator each has its twin, right below it here: what it does is written 
 """
 import functools
 
+import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
@@ -32,10 +34,12 @@ from numba.cuda.extending import intrinsic
 from ..emulator import twin, wgmma
 from ..emulator.warp_matrix import bfloat16_of_words, e4m3_of_words, float16_of_words
 from .bfloat16 import counterpart
+from .gpu import cuda
 from .inline_ptx import F32, I32, I64, TypingError, statement
 
 u32, u64, void = types.uint32, types.uint64, types.void
 MAX_N = 256  # columns of a wgmma
+WORDS = True  # the emulator reports the faults of `make_multiply`'s at the line that uses it
 ELEMENTS = {"f16": float16_of_words, "bf16": bfloat16_of_words, "e4m3": e4m3_of_words}  # what the twins read in a word
 
 
@@ -227,6 +231,34 @@ def make_wgmma_wait(n, pending=0, pin=True):
         wgmma.wait(machine, pending)
 
     return wgmma_wait_for
+
+
+@functools.cache
+def make_multiply(n, stride_a=1024):
+    """multiply(acc, a, b, scale_d): acc = A·B + scale_d · acc for 64 of k, A (64 × 64) and B (64 × n) of float16: four
+    wgmma, committed as a group.
+
+    acc, scale_d: as in `make_wgmma`
+    a, b: shared addresses of the tiles, each in the 128-byte swizzle that TMA writes: 64 rows of A, n of B (both
+        K-major), 64 of k in the 128 bytes of a row
+    stride_a: bytes from eight rows of A to the next eight; 1024 where the rows follow each other
+    """
+    wgmma = make_wgmma(n)
+    # bits 62 and 63: the swizzle; from 32 on: the stride / 16; 0 to 13: the address / 16 (PTX ISA, section 9.7.15.5.1)
+    descriptor_a, descriptor_b = (np.uint64(1 << 62 | stride // 16 << 32 | 1 << 16) for stride in (stride_a, 1024))
+    k16, k32, k48 = (np.uint64(2 * k // 16) for k in (16, 32, 48))  # so much further along k
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply(acc, a, b, scale_d):
+        da, db = descriptor_a | np.uint64((a & 0x3FFFF) >> 4), descriptor_b | np.uint64((b & 0x3FFFF) >> 4)
+        wgmma_fence()
+        wgmma(acc, da, db, scale_d)
+        wgmma(acc, da + k16, db + k16, 1)
+        wgmma(acc, da + k32, db + k32, 1)
+        wgmma(acc, da + k48, db + k48, 1)
+        wgmma_commit()
+
+    return multiply
 
 
 # Registers ------------------------------------------------------------------------------------------------------------

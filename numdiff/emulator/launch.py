@@ -169,7 +169,7 @@ class Emulator(MemorySpaces, Reports):
         code, names, constants, negative = _REWRITTEN[key][1]
         self.negative_sites |= negative
         namespace = {**self.helpers, **constants, "__builtins__": __builtins__, "__name__": python.__module__,
-                     "__words__": python.__globals__.get("WORDS", False)}
+                     "__words__": python.__globals__.get("WORDS") is True}
         closure = None
         function = type(python)(code, namespace, python.__name__, None,
                                 closure if not code.co_freevars else self._cells(python, code))

@@ -1,10 +1,12 @@
 """The words of a pipeline: they hand stages over in order, and cost nothing beside the arithmetic written out."""
 import collections
+import pathlib
 import re
 
 import numpy as np
 import pytest
 
+from numdiff import emulator
 from numdiff.device import cuda, get_backend, int32, launch, uint32, upload
 from numdiff.device.compiler import type_of_word
 from numdiff.device.mbarrier import fence_barrier_init, mbarrier_arrive, mbarrier_wait, smem_u32
@@ -20,9 +22,12 @@ from numdiff.device.pipeline import (
     stage_at,
 )
 from numdiff.device.ptx import compile_to_ptx
+from numdiff.device.wgmma import make_multiply, wgmma_wait_0
+from numdiff.emulator import KernelFault
 from tests.kernels.ptx_equal import normalised
 
 STAGES, BARRIERS = 3, 6
+WORDS = 1  # a number of this file: it does not make it a file of words, whose faults are reported elsewhere
 
 
 @cuda.jit
@@ -99,3 +104,31 @@ def test_words_cost_nothing():
     """They become the instructions of the same loop with the arithmetic written out."""
     ours = instructions(in_words)
     assert any("mbarrier.try_wait" in line for line in ours) and ours == instructions(written_out)
+
+
+multiply = make_multiply(8)
+
+
+@cuda.jit(device=True)
+def beyond(x, i):
+    return x[i + WORDS]  # its own line
+
+
+@cuda.jit
+def two_faults(x):
+    tiles = cuda.shared.array(8192 + 1024, "uint8", alignment=1024)
+    acc = cuda.local.array(4, "float32")
+    if cuda.threadIdx.x == 0:
+        x[0] = beyond(x, 0)
+    multiply(acc, smem_u32(tiles), smem_u32(tiles) + 8192, 0)  # the line that uses it
+    wgmma_wait_0()
+
+
+def test_faults_are_reported_where_words_are_used():
+    x = np.zeros(1, np.int32)
+    with pytest.raises(KernelFault) as raised, emulator.device(cc=(9, 0)):
+        two_faults[1, 128](x)
+    lines = pathlib.Path(__file__).read_text(encoding="utf-8").splitlines()
+    for kind, mark in (("bounds", "# its own line"), ("uninitialised", "# the line that uses it")):
+        assert {fault.line for fault in raised.value.faults if fault.kind == kind} == {
+            next(n for n, line in enumerate(lines, 1) if line.endswith(mark))}, raised.value

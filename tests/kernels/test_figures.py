@@ -26,6 +26,7 @@ LINE = re.compile(r"        (?:v\d+\*?|\*) +[\d,.]+ µs +[\d,.e-]+ (?:TFLOP/s|GB
 YOUNG = "added since the files were last measured"
 NOT_YET = {
     YOUNG: {
+        "matmul_level_forward, 8192×8192, 8192×8192, float16": {4},
         "layernorm_backward, 32×1024×128, 32×1024×128, float16": {1, 2, 3},
         "depthwise_layernorm_forward, 32×32×32×128, 7×7×128, float16": {1},
         "gate_adaln_backward, 64×256×768, 64×256×768, float16 (of x)": {1, 2},

@@ -5,8 +5,8 @@ WHAT IS NEW, AND WHY IT PAYS
     and loads fragments for them. Its accumulators are laid out in the registers as those of mma.sync are, so that
     probabilities, packed, are again the left side of the next product (fragments.py).
     One thread, of a warpgroup that otherwise does nothing, asks TMA for q, k and v (hopper_tiles.py): for the next
-    tiles, and for the next head, while this one is computed. With 256 tokens, as image models have them, memory limits
-    this kernel, and it must never be idle.
+    tiles, and for the next head, while this one is computed. With 256 tokens, as image models have them, this kernel is
+    limited by memory, which therefore must never be idle.
     Each of two consumers has 64 queries. While one computes a softmax, the other multiplies. Within a consumer, too,
     the two overlap: the scores of the next keys and the outputs of those before are issued together, and the next
     softmax begins while the outputs are still being computed.
@@ -141,13 +141,13 @@ def wait_for_outputs(HS, o, o_ninth):
 
 @cuda.jit(device=True, forceinline=True)
 def probabilities(s, largest, l, c):
-    """A thread's scores of two queries become 2^(c·(s − m)); what is to be done to the outputs so far, for each."""
+    """A thread's scores of two queries become 2^(c·(s − m)); returns what rescales the outputs so far, of each."""
     new_0, new_1 = largest_of_row(s, N, 0, largest[0]), largest_of_row(s, N, 2, largest[1])
-    shrink_0, shrink_1 = power_of_two(c * largest[0] - c * new_0), power_of_two(c * largest[1] - c * new_1)
-    l[0] = l[0] * shrink_0 + exponentials(s, N, 0, c, c * new_0)
-    l[1] = l[1] * shrink_1 + exponentials(s, N, 2, c, c * new_1)
+    rescale_0, rescale_1 = power_of_two(c * largest[0] - c * new_0), power_of_two(c * largest[1] - c * new_1)
+    l[0] = l[0] * rescale_0 + exponentials(s, N, 0, c, c * new_0)
+    l[1] = l[1] * rescale_1 + exponentials(s, N, 2, c, c * new_1)
     largest[0], largest[1] = new_0, new_1
-    return shrink_0, shrink_1
+    return rescale_0, rescale_1
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -179,7 +179,8 @@ def shared_bytes(HS):
 
 
 class Problem(NamedTuple):
-    """T: tokens; head_step: columns from a head to the next; part: from q's to k's and v's; tiles: of queries."""
+    """T: tokens; head_step: columns from a head to the next; part: from q's to k's, and on to v's; tiles: of queries;
+    units: of all heads and images."""
 
     T: int
     heads: int
@@ -271,9 +272,9 @@ def first_scores(r, q, q_ninth, k, zeros, T, c):
 @cuda.jit(device=True, forceinline=True)
 def add_tile(r, q, q_ninth, k, v, zeros, left, c, keys, ahead, ahead_parity):
     """One round of the main loop: the scores of a tile at k, of whose keys `left` exist, and with them under way the
-    outputs of the tile before, whose P is packed and whose values lie at v. Returns what scales its outputs.
+    outputs of the tile before, whose P is packed and whose values lie at v. Returns what rescales the outputs.
 
-    ahead, ahead_parity: the stage after this one, whose coming is awaited here if it has keys
+    ahead, ahead_parity: the stage after this one, which is waited for here if it has keys
     """
     wgmma_fence()
     multiply_rows(HS, r.s, q, q_ninth, k, k + uint32(NINTH), zeros)
@@ -283,11 +284,11 @@ def add_tile(r, q, q_ninth, k, v, zeros, left, c, keys, ahead, ahead_parity):
     wait_scores_1(r.s)
     if left < KEYS:
         hide_keys(r.s, 1, N, left, int32(cuda.threadIdx.x & 31))
-    shrink_0, shrink_1 = probabilities(r.s, r.largest, r.l, c)
+    rescale_0, rescale_1 = probabilities(r.s, r.largest, r.l, c)
     if left > KEYS:  # here, so that ptxas cannot put the wait for the outputs before the softmax
         consumer_wait(keys, ahead, ahead_parity)
     wait_for_outputs(HS, r.o, r.o_ninth)
-    return shrink_0, shrink_1
+    return rescale_0, rescale_1
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -351,12 +352,13 @@ def consume(shared, base, r, maps, logsumexp, keys, queries, p):
                 consumer_wait(keys, stage, parity)
             k = stage_at(keys, stage)
             ahead, ahead_parity = advance(keys, stage, parity)
-            shrink_0, shrink_1 = add_tile(r, q, q_ninth, k, v, zeros, int32(p.T - first), c, keys, ahead, ahead_parity)
+            rescale_0, rescale_1 = add_tile(r, q, q_ninth, k, v, zeros, int32(p.T - first), c, keys, ahead,
+                                            ahead_parity)
             first = int32(first + KEYS)
             if elected:
                 consumer_release(keys, v_stage)
-            scale_rows(r.o, COLUMNS, shrink_0, shrink_1)
-            scale_rows(r.o_ninth, HS - COLUMNS, shrink_0, shrink_1)
+            scale_rows(r.o, COLUMNS, rescale_0, rescale_1)
+            scale_rows(r.o_ninth, HS - COLUMNS, rescale_0, rescale_1)
             pack_all(r.words, r.s)
 
         row = int32(tile * QUERIES + consumer * ROWS)

@@ -57,7 +57,7 @@ def fetch_tile(HS, rows, tile, map_x, map_ninth, barrier, column, token, image):
 
 @cuda.jit(device=True, forceinline=True)
 def write_tile(HS, tile, ninth, map_y, map_ninth, column, token, image):
-    """Start the copies of a tile to memory: of the part at `tile`, and of the one at `ninth`."""
+    """Start the TMA stores of a tile: of the part at `tile`, and of the one at `ninth`."""
     tma_store_3d(tile, map_y, uint32(column), uint32(token), uint32(image))
     if HS == 72:
         tma_store_3d(ninth, map_ninth, uint32(column + NINTH_AT), uint32(token), uint32(image))
@@ -93,7 +93,7 @@ def stash(HS, shared, tile, ninth, accumulators, accumulators_ninth, f_0, f_1):
 
 @cuda.jit(device=True, forceinline=True)
 def matrix_at(HS, tile):
-    """wgmma's name for the first part of a tile at a shared address."""
+    """The matrix descriptor of the first part of a tile at a shared address."""
     if HS == 32:
         return NARROW | u64((tile & ADDRESS) >> UNIT)
     return WIDE | u64((tile & ADDRESS) >> UNIT)
@@ -101,11 +101,11 @@ def matrix_at(HS, tile):
 
 @cuda.jit(device=True, forceinline=True)
 def ninth_along(ninth, zeros):
-    """Of 16 columns to sum over: the ninth chunk, and the one of zeros that lies behind it."""
+    """The descriptor of 16 columns to sum over: the ninth chunk, and the one of zeros that lies behind it."""
     return (u64((ninth & ADDRESS) >> UNIT) | u64((zeros - ninth) >> UNIT) << u64(16) | GROUP << u64(32))
 
 
 @cuda.jit(device=True, forceinline=True)
 def ninth_across(ninth):
-    """Of rows to sum over, eight columns across."""
+    """The descriptor of a ninth part whose rows are summed over: eight columns across."""
     return u64((ninth & ADDRESS) >> UNIT) | GROUP << u64(16)

@@ -3,7 +3,7 @@
     direct.py            the mathematics and the reference; v1 straight from the formula, v2 by im2col and matmul
     im2col.py            the shifted pixels written out as rows of a matrix, and the way back
     cpu.py           where there is no GPU: a few large products, on rows that BLAS reads in place
-    winograd.py          on the CPU, too: 16 products instead of 36 for four pixels
+    winograd.py          also on the CPU: 16 products instead of 36 for four pixels
     tiles.py             what the float32 rungs by tiles share
     flip.py              the weight of an input gradient
     implicit.py      v3  the matrix is gathered on the way and never written
@@ -13,7 +13,7 @@
     mma.py           v4  float16 on the tensor cores of sm_80 and later
     tf32/            v4  float32 on the same units, rounded to tf32
     narrow_half/     v3  a UNet's first and last layer in float16
-    levels/          v5 and v6, one idea each
+    levels/          v6's ideas, one at a time
     hopper/          v5, v6  float16 on Hopper: one tile of pixels with its halo serves all nine taps
     launcher.py      which of them runs
 

@@ -75,7 +75,7 @@ from .tiles import (
     add_parts,
     cut,
     fetch,
-    multiplied,
+    first_output,
     scatter,
     tile_width,
     write_columns,
@@ -223,7 +223,7 @@ def conv2d_forward_kernel_v7(win, filters, bias, y, windows, pixels, N, part_ste
         mine_2 = window_start(min(first_pixel + place + TILE_N, last), windows)
     filter_start = int32(min(first_channel + place, N - 1) * windows.K)
 
-    row, column = multiplied(t)
+    row, column = first_output(t)
     accumulators = no_products()
     step = int32(0)
     while step <= steps:  # one round more than steps: round 0 only fetches, the last only multiplies
@@ -302,7 +302,7 @@ def conv2d_weight_gradient_kernel_v7(dy, win, partial, windows, C, C4, N, size, 
         channel = int32(min(channel, N - 4))  # channels beyond the last repeat it: they are never written
     dy_offset = int32(q * N + channel)
 
-    row, column = multiplied(t)
+    row, column = first_output(t)
     accumulators = no_products()
     step = int32(0)
     while step <= steps:  # one round more than steps, as in the forward

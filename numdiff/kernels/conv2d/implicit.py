@@ -56,7 +56,7 @@ from .tiles import (
     add_parts,
     cut,
     fetch,
-    multiplied,
+    first_output,
     scatter,
     tile_width,
     within,
@@ -170,7 +170,7 @@ def conv2d_forward_kernel_v3(x, weight, bias, y, g, pixels, part_steps, has_bias
     n = min(first_channel + place, g.N - 1)  # rows beyond the last repeat it: their outputs are never written
     weight_start = int32(n * g.size * g.size * g.C + k)
 
-    row, column = multiplied(t)
+    row, column = first_output(t)
     accumulators = no_products()
     step = int32(0)
     while step <= steps:  # one round more than steps: round 0 only fetches, the last only multiplies

@@ -36,7 +36,7 @@ from .tiles import (
     add_parts,
     cut,
     fetch,
-    multiplied,
+    first_output,
     tile_width,
     within,
     write_columns,
@@ -102,7 +102,7 @@ def conv2d_weight_gradient_kernel_v3(dy, x, partial, H, W, C, C4, Ho, Wo, N, ker
     dy_offset = int32(q * N + channel)
     dy_limit = int32((Wo - q) * stride)
 
-    row, column = multiplied(t)
+    row, column = first_output(t)
     accumulators = no_products()
     step = int32(0)
     while step <= steps:  # one round more than steps, as in the forward

@@ -93,9 +93,9 @@ def within(h, w, H, W):
 # A thread's 8 × 8 outputs ---------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
-def multiplied(t):
-    """(row, column) of the tile from which on a thread multiplies: rows row … and row + 16 …, columns column … and
-    column + 32 …"""
+def first_output(t):
+    """(row, column) of a thread's first output in the tile. Its 8 × 8 outputs are in four rows from `row` on and four
+    from row + 16, in four columns from `column` on and four from column + 32."""
     warp, lane = t >> 5, t & 31
     return (int32(warp // WARPS_N * WARP_ROWS + (lane >> 3) * 4),
             int32(warp % WARPS_N * WARP_COLUMNS + (lane & 7) * 4))

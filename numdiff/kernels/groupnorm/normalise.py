@@ -103,7 +103,7 @@ def known_mean(known, b, pair, seam, pairs, chunks, chunks_2):
 @cuda.jit(device=True, forceinline=True)
 def sum_chunks(part, at, turn, columns, n, slices, chunks, origin):
     """The sums of d, and of d² + variance, of one pair of channels in every `slices`-th chunk from the n-th on; d: a
-    chunk's mean beside `origin`.
+    chunk's mean minus `origin`.
 
     part: the statistics (B, chunks, 2, columns), at: of the n-th chunk's mean; `turn` elements further is the next
     """
@@ -197,7 +197,7 @@ def groupnorm_forward_kernel_v4(x, known, weight, bias, y, mean, rstd, shape, cu
     beyond, i, step = locate(c, p, b, P, C, seam, rows)
     ask(one_of(beyond, x.a, x.b), p, end, rows, i, step, words)
 
-    # of one pair of channels, every `slices`-th chunk's statistics, beside the mean of the group's first
+    # of one pair of channels, every `slices`-th chunk's statistics, less the mean of the group's first
     slices = rows // PAIRS_A_THREAD
     half = int32(width >> 1)
     first, pair = divide(t, C >> 1)

@@ -23,15 +23,15 @@ MEASURED
         v3*     17.4 µs    1,930 GB/s   47 % of memory   1.91 × v2   629 % of PyTorch
 LAUNCH
     grid (C / tile, B), block (tile / 8, rows): whole warps, up to 512 threads. Dynamic shared memory: the sums of all
-    threads (32 bytes each, backward 64), then pixels. `choose_plan` forecasts the time of every tile, takes the best
-    (plan.py).
+    threads (32 bytes each, backward 64), then pixels. `choose_plan` forecasts the time of every tile and takes the
+    best (plan.py).
 DETERMINISM
     no atomics on numbers: a thread adds its pixels, a few threads add the threads' sums, in an order that the plan
     decides, and so the shape, the type and the size of the device.
 ACCURACY
-    The mean first, then squares about the mean. Arithmetic is float32 for arrays of float16 too. SiLU takes 2ˣ and 1/x
-    as the hardware has them: beside `math.exp` and a rounded division it differs by at most 2⁻²¹ of its value where
-    |z| < 16.
+    The mean first, then squares about the mean. Arithmetic is float32 for arrays of float16, too. SiLU takes the
+    hardware's approximate 2ˣ and 1/x: from what `math.exp` and a rounded division give it differs by at most 2⁻²¹ of
+    its value where |z| < 16.
 COST
     x read and y written once. Roof: memory bandwidth.
 SOURCE

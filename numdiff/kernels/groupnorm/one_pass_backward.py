@@ -2,10 +2,10 @@
 
 WHAT IS NEW, AND WHY IT PAYS
     as in one_pass.py: one launch instead of five, and nothing is read twice that has room.
-    SiLU is four instructions and a product. A multiprocessor starts only 16 of 2ˣ or 1/x in a cycle, an eighth of its
-    multiply-adds, so SiLU' is computed once: g = dy · SiLU' takes dy's place.
-    What has no room is prefetched into the L2 cache at the start; in the last sweep it takes the places of pixels that
-    are done.
+    A multiprocessor starts only 16 of 2ˣ or 1/x in a cycle, an eighth of its multiply-adds, so SiLU' is computed once:
+    g = dy · SiLU' takes dy's place.
+    Pixels that have no room are prefetched into the L2 cache at the start; in the last sweep they take the places of
+    those that are done.
 PARAMETER GRADIENTS
     A block leaves the sums of its channels in memory and counts itself. The last of the B blocks that share channels
     adds them up over the samples, in the order of the samples, whichever block is last: no second launch, and the same
@@ -172,7 +172,7 @@ def sum_channels(sums, places, totals, weight, rstd, me, team_bits, tile, statis
             e = int32(e + 4 * team)
             if e >= me.rows:
                 e = int32(e - me.rows)
-        total = lanes_sum(total, team) * (r if n < tile else float32(1))  # xhat is r times what x is beside its mean
+        total = lanes_sum(total, team) * (r if n < tile else float32(1))  # xhat = (x - mean) · r
         if of_team == 0:
             totals[(b if n < tile else B + b) * C + first_channel + channel] = total
             sums[places.channels + n] = total * w

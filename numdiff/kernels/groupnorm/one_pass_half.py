@@ -512,7 +512,7 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, paramet
     if CLUSTERS:
         total = sum_of_cluster(sums, total, cut, me)
     if not mine.is_bias:
-        total *= mine.rstd  # xhat is rstd times what x is beside its mean
+        total *= mine.rstd  # xhat = (x - mean) · rstd
     average = average_of_group(sums, total, mine, cut, me, width, (P * cuda.gridDim.z if CLUSTERS else P) * width)
     if me.warp >= me.warps:
         if CLUSTERS and cuda.blockIdx.z > 0:  # the cluster's first block counts for all

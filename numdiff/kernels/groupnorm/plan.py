@@ -44,11 +44,11 @@ VERSION_2_LAUNCH, VERSION_2_MEMORY = 4400, 2000
 
 
 class Kernel(NamedTuple):
-    """What the forecast needs to know of a kernel.
+    """What the forecast needs to know of a kernel; times in nanoseconds.
 
     registers: of a thread, as compiled for sm_80 and sm_90a, rounded up; latency: of a block: first bytes, barriers,
-    last bytes, being counted; element: of a multiprocessor's arithmetic: 2ˣ and 1/x, then the rest; turn: of a thread
-    with eight channels of a pixel, were it alone; sweeps: in which it reads again what has no room
+    last bytes, counting it; element: its arithmetic on a multiprocessor, 2ˣ and 1/x included; turn: of a thread with
+    eight channels of a pixel, were it alone; sweeps: in which it reads again the pixels that have no room
     """
 
     registers: int
@@ -65,7 +65,7 @@ CLUSTER = HALF._replace(latency=HALF.latency + 1500)  # two barriers of a cluste
 
 @dataclass(frozen=True)
 class Plan:
-    """How the blocks of version 3 are cut.
+    """How the blocks of version 3 are cut: tile: channels of a block; rows: pixels that its threads take at once.
 
     ns: the forecast; ring: element at which the pixels start; held: pixels that shared memory keeps; share: pixels of a
     part of them; team_bits: log2 of how many threads add a channel's sums; shared: bytes

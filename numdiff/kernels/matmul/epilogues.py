@@ -156,7 +156,7 @@ def word_place(tile, thread_row, lane, j, half):
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_half(block, turn, acc, place, staging, seam, maps, residual, work, how):
+def epilogue_half(block, turn, acc, place, staging, seam, maps, residual, work, epilogue):
     """alpha · accumulator + bias + residual by way of a tile in shared memory; the next turn.
 
     turn: counts the tiles, which use the two buffers alternately
@@ -169,7 +169,7 @@ def epilogue_half(block, turn, acc, place, staging, seam, maps, residual, work, 
         warpgroup = cuda.threadIdx.x // 128
         elected = cuda.threadIdx.x % 128 == 0
         words = cuda.local.array(16, "uint32")
-        if how.has_residual:
+        if epilogue.has_residual:
             for j in range(8):
                 n = min(int32(column + 8 * j + lane % 4 * 2), int32(N - 2))
                 for half in range(2):
@@ -180,8 +180,8 @@ def epilogue_half(block, turn, acc, place, staging, seam, maps, residual, work, 
             b0, b1 = staging.biases[n], staging.biases[n + 1]
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
-                v0, v1 = how.alpha * acc[i] + b0, how.alpha * acc[i + 1] + b1
-                if how.has_residual:
+                v0, v1 = epilogue.alpha * acc[i] + b0, epilogue.alpha * acc[i + 1] + b1
+                if epilogue.has_residual:
                     r0, r1 = unpack_half2(words[2 * j + half])
                     v0, v1 = v0 + r0, v1 + r1
                 words[2 * j + half] = pack_half2(v0, v1)
@@ -474,7 +474,7 @@ def exchange(paired, count, again, eight, consumer, blocks, unit, stride, stagin
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_float(block, acc, place, c, start, bias, work, how):
+def epilogue_float(block, acc, place, c, start, bias, work, epilogue):
     """64 × 64 outputs of a warpgroup as float32, 16 bytes a lane; c from `start` on."""
     first_row, first_column, thread_row, lane = place
     column = int32(first_column + 64 * block)
@@ -482,7 +482,7 @@ def epilogue_float(block, acc, place, c, start, bias, work, how):
         for j in range(8):
             i = 32 * block + 4 * j
             write_fragment(c, start, acc[i], acc[i + 1], acc[i + 2], acc[i + 3], int32(first_row + thread_row),
-                           int32(column + 8 * j), lane, work, bias, how)
+                           int32(column + 8 * j), lane, work, bias, epilogue)
 
 
 # Row sums of A --------------------------------------------------------------------------------------------------------

@@ -42,8 +42,8 @@ BYTES_OF_WARP = 1024  # 16 rows of 64
 
 
 @cuda.jit(device=True, forceinline=True)
-def bytes_of_words(words, most, factor, place, M):
-    """A thread's 16 words of two float16 as words[0 … 7] of four E4M3; the larger of `most`, two float16, and their
+def bytes_of_words(words, amax, factor, place, M):
+    """A thread's 16 words of two float16 as words[0 … 7] of four E4M3; the larger of `amax`, two float16, and their
     magnitudes, of rows that there are."""
     even = place.lane & 1 == 0
     above = below = uint32(0)
@@ -57,10 +57,10 @@ def bytes_of_words(words, most, factor, place, M):
         words[j] = low_halves(own, other) if even else high_halves(other, own)
     row = int32(place.first_row + place.thread_row)
     if row < M:
-        most = larger_halves(most, above)
+        amax = larger_halves(amax, above)
     if row + 8 < M:
-        most = larger_halves(most, below)
-    return most
+        amax = larger_halves(amax, below)
+    return amax
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -73,8 +73,8 @@ def store_bytes(tiles, tile, pitch, words, place):
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_gelu_eight(block, most, acc, place, staging, maps, scale, work, keeps_u):
-    """As `epilogue_gelu`, with GELU(u) as bytes; the next `most`."""
+def epilogue_gelu_eight(block, amax, acc, place, staging, maps, scale, work, keeps_u):
+    """As `epilogue_gelu`, with GELU(u) as bytes; the next `amax`."""
     first_row, first_column, thread_row, lane = place
     tiles, base = staging.tiles, staging.base
     column = int32(first_column + 64 * block)
@@ -90,7 +90,7 @@ def epilogue_gelu_eight(block, most, acc, place, staging, maps, scale, work, kee
                 u0, u1 = acc[i] + b0, acc[i + 1] + b1
                 words[2 * j + half] = pack_half2(u0, u1)
                 activated[2 * j + half] = pack_half2(fast_gelu(u0), fast_gelu(u1))
-        most = bytes_of_words(activated, most, float32(1) / scale[0], place, work.M)
+        amax = bytes_of_words(activated, amax, float32(1) / scale[0], place, work.M)
         if elected:
             tma_store_wait_read_0()
         bar_sync(uint32(warpgroup), uint32(128))
@@ -106,12 +106,12 @@ def epilogue_gelu_eight(block, most, acc, place, staging, maps, scale, work, kee
                 tma_store_2d(base + uint32(staging.at), maps.c, uint32(column), uint32(first_row))
             tma_store_2d(base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row))
             tma_store_commit()
-    return most
+    return amax
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_gelu_gradient_eight(block, turn, most, acc, place, staging, scale, work):
-    """As `epilogue_gelu_gradient`, with bytes in the tile that held u; the next turn, and the next `most`."""
+def epilogue_gelu_gradient_eight(block, turn, amax, acc, place, staging, scale, work):
+    """As `epilogue_gelu_gradient`, with bytes in the tile that held u; the next turn, and the next `amax`."""
     first_row, first_column, thread_row, lane = place
     tiles = staging.tiles
     if int32(first_column + 64 * block) < work.N and first_row < work.M:
@@ -127,7 +127,7 @@ def epilogue_gelu_gradient_eight(block, turn, most, acc, place, staging, scale, 
                 i = 32 * block + 4 * j + 2 * half
                 u0, u1 = unpack_half2(words[2 * j + half])
                 words[2 * j + half] = pack_half2(acc[i] * fast_gelu_gradient(u0), acc[i + 1] * fast_gelu_gradient(u1))
-        most = bytes_of_words(words, most, float32(1) / scale[0], place, work.M)
+        amax = bytes_of_words(words, amax, float32(1) / scale[0], place, work.M)
         cuda.syncwarp()  # all lanes have read what is overwritten
         store_bytes(tiles, tile, WARP_BYTES, words, place)
         fence_proxy_async()
@@ -135,4 +135,4 @@ def epilogue_gelu_gradient_eight(block, turn, most, acc, place, staging, scale, 
         if lane == 0:
             mbarrier_arrive(barrier_at(staging.ready, buffer))
         turn = int32(turn + 1)
-    return turn, most
+    return turn, amax

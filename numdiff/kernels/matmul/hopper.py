@@ -3,7 +3,7 @@
 WHAT IS NEW, AND WHY IT PAYS
     wgmma: four warps issue one instruction that multiplies 64 × 16 by 16 × up to 256, both straight from shared memory.
         Rung 5 spends an instruction on every 16 × 8 × 16 and loads its operands into registers first.
-    TMA: one thread asks the tensor memory accelerator for a whole tile; no thread computes an address, no register
+    TMA: one thread asks the tensor memory accelerator for a whole tile. No thread computes an address, no register
         holds data on its way, and what lies outside a matrix arrives as zeros.
     Warp specialisation: warpgroup 0 only asks for tiles, warpgroups 1 and 2 only multiply. Between them are STAGES
         pairs of tiles in shared memory, with two mbarriers for each: `full`, on which TMA counts bytes, and `empty`,
@@ -43,8 +43,8 @@ PAIRS
     either producer may fill it again, so a consumer arrives at `empty` of both blocks, and a producer ends only when
     all have arrived. The products are the same ones, in the same order: the same bits.
 BATCHES
-    of float16 results whose M is a multiple of 128 and K one of 64: the matrices of C are one tall matrix, of which no
-    tile has rows of two, and only the producer asks which matrix a tile belongs to: which rows of A and B to fetch.
+    of float16 results, with M a multiple of 128 and K of 64: the matrices of C are one tall matrix, no tile has rows of
+    two of them, and only the producer must know which matrix a tile belongs to, to fetch the right rows of A and B.
     Where C is known to be symmetric, only its tiles on and below the diagonal are work (symmetric_epilogue.py).
 EPILOGUE
     float16: alpha · accumulator + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a
@@ -59,9 +59,9 @@ MEASURED
     matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
         v6*    1,643 µs   669 TFLOP/s   68 % of arithmetic   2.32 × v5   101 % of cuBLAS
 LAUNCH
-    grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory,
-    with TWO_TILES_STAGES stages 65536. The kernel is compiled for 168 registers a thread; the
-    producer gives back all but 40, the consumers take 232 (with row sums 56 and 224).
+    grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory, or
+    65536 beside TWO_TILES_STAGES stages. The kernel is compiled for 168 registers a thread; the producer gives back all
+    but 40, the consumers take 232 (with row sums 56 and 224).
 NEEDS
     sm_90a; all contiguous extents multiples of 8, because TMA needs rows that are multiples of 16 bytes; otherwise M, N
     and K are free, but for a batch.
@@ -480,14 +480,15 @@ def promoted_loop(sums, ring, stage, parity, steps, a_offset, elected):
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue(block, turn, most, acc, gates, place, staging, part, maps, arrays, work, how):
-    """Results of a warpgroup's block of 64 columns, of SwiGLU of a pair; the next turn of its two tiles in shared
-    memory. most: of `EIGHT` the largest magnitudes, two float16; the next of them, too."""
+def write_block(block, turn, amax, acc, gates, place, staging, part, maps, arrays, work, epilogue):
+    """The epilogue of a warpgroup's block of 64 columns (of SwiGLU: of a pair of blocks); returns the next turn of its
+    two tiles in shared memory, and with `EIGHT` the largest magnitudes so far, two float16: amax."""
     if EIGHT:
         if GELU_GRADIENT:
-            turn, most = epilogue_gelu_gradient_eight(block, turn, most, acc, place, staging, arrays.scale_c, work)
+            turn, amax = epilogue_gelu_gradient_eight(block, turn, amax, acc, place, staging, arrays.scale_c, work)
         else:
-            most = epilogue_gelu_eight(block, most, acc, place, staging, maps, arrays.scale_c, work, how.has_residual)
+            amax = epilogue_gelu_eight(block, amax, acc, place, staging, maps, arrays.scale_c, work,
+                                       epilogue.has_residual)
     elif GELU_GRADIENT:
         turn = epilogue_gelu_gradient(block, turn, acc, place, staging, work)
     elif GELU_AGAIN_GRADIENT:
@@ -495,32 +496,33 @@ def epilogue(block, turn, most, acc, gates, place, staging, part, maps, arrays, 
     elif GATE:
         turn = epilogue_gate(block, turn, acc, gates, place, staging, work)
     elif GELU:
-        epilogue_gelu(block, acc, place, staging, maps, work, how.has_residual)
+        epilogue_gelu(block, acc, place, staging, maps, work, epilogue.has_residual)
     elif LAYER_SCALE:
-        epilogue_layer_scale(block, acc, place, staging, maps, arrays.residual, arrays.row_sums, work, how.has_residual)
+        epilogue_layer_scale(block, acc, place, staging, maps, arrays.residual, arrays.row_sums, work,
+                             epilogue.has_residual)
     elif SWIGLU_GRADIENT:
         turn = epilogue_swiglu_gradient(block, turn, acc, place, staging, work)
     elif SWIGLU:
-        turn = epilogue_swiglu(block, BLOCKS, turn, acc, place, staging, maps, work, how.has_residual)
+        turn = epilogue_swiglu(block, BLOCKS, turn, acc, place, staging, maps, work, epilogue.has_residual)
     elif SYMMETRIC:
-        epilogue_symmetric(block, acc, place, staging, maps, arrays.residual, work, how)
+        epilogue_symmetric(block, acc, place, staging, maps, arrays.residual, work, epilogue)
     elif HALF:
         seam = int32(work.seam if B_ALONG_N and not A_ALONG_M and not BATCHED else work.N)
-        turn = epilogue_half(block, turn, acc, place, staging, seam, maps, arrays.residual, work, how)
+        turn = epilogue_half(block, turn, acc, place, staging, seam, maps, arrays.residual, work, epilogue)
     else:
-        epilogue_float(block, acc, place, arrays.c, part * (work.M * work.N), arrays.bias, work, how)
-    return turn, most
+        epilogue_float(block, acc, place, arrays.c, part * (work.M * work.N), arrays.bias, work, epilogue)
+    return turn, amax
 
 
 @cuda.jit(device=True, forceinline=True)
-def consume(ring, staging, unit, stride, maps, arrays, work, how):
+def consume(ring, staging, unit, stride, maps, arrays, work, epilogue):
     """A warpgroup multiplies its 64 rows of all work tiles of the block, and writes the results."""
     acc, gates = cuda.local.array(ACCUMULATORS, "float32"), cuda.local.array(GROUPS, "uint32")
     t = int32(cuda.threadIdx.x)
     consumer, elected, lane = int32(t // WARPGROUP - 1), t % WARPGROUP == 0, int32(t % WARP)
     thread_row = int32(t % WARPGROUP // WARP * 16 + lane // 4)  # of its first output, within the warpgroup's 64
     a_offset = uint32(consumer) * uint32(BOX_BYTES)  # 64 rows of 64 k, or a box of 64 k × 64 rows: as many bytes
-    turn, most = int32(0), uint32(0)
+    turn, amax = int32(0), uint32(0)
     if FP8:
         scale = arrays.scale_a[0] * arrays.scale_b[0]
     stage, parity = consumer_start()
@@ -528,9 +530,9 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
         tile = work_tile(unit, work)
         place = Place(int32(tile.row * BM + consumer * 64), int32(tile.column * COLUMNS), thread_row, lane)
         if SWIGLU:
-            b0, b1 = prefetch_biases(BN, arrays.bias, place.first_column, work.N, how.has_bias)
+            b0, b1 = prefetch_biases(BN, arrays.bias, place.first_column, work.N, epilogue.has_bias)
         elif BIASED:  # it comes while the tile is multiplied
-            b0, b1 = prefetch_bias(BN, arrays.bias, place.first_column, work.N, how.has_bias)
+            b0, b1 = prefetch_bias(BN, arrays.bias, place.first_column, work.N, epilogue.has_bias)
         if GATE:
             prefetch_gates(gates, GROUPS, arrays.residual, place, work)
         steps = int32(tile.end_k - tile.first_k)
@@ -546,16 +548,16 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
         if BIASED:
             stage_bias(BN, staging, b0, b1)
         # block by block of 64 columns, not in a loop: accumulators stay in registers only under constant indices
-        turn, most = epilogue(0, turn, most, acc, gates, place, staging, tile.part, maps, arrays, work, how)
+        turn, amax = write_block(0, turn, amax, acc, gates, place, staging, tile.part, maps, arrays, work, epilogue)
         if BLOCKS > 1:
-            turn, most = epilogue(1, turn, most, acc, gates, place, staging, tile.part, maps, arrays, work, how)
+            turn, amax = write_block(1, turn, amax, acc, gates, place, staging, tile.part, maps, arrays, work, epilogue)
         if BLOCKS > 2:
-            turn, most = epilogue(2, turn, most, acc, gates, place, staging, tile.part, maps, arrays, work, how)
+            turn, amax = write_block(2, turn, amax, acc, gates, place, staging, tile.part, maps, arrays, work, epilogue)
         if BLOCKS > 3:
-            turn, most = epilogue(3, turn, most, acc, gates, place, staging, tile.part, maps, arrays, work, how)
+            turn, amax = write_block(3, turn, amax, acc, gates, place, staging, tile.part, maps, arrays, work, epilogue)
         unit = int32(unit + stride)
     if EIGHT:
-        keep_largest(arrays.amax, int32(cuda.blockIdx.x), most, lane)
+        keep_largest(arrays.amax, int32(cuda.blockIdx.x), amax, lane)
     if HALF and not EXCHANGES and elected:
         tma_store_wait_0()
 
@@ -563,9 +565,9 @@ def consume(ring, staging, unit, stride, maps, arrays, work, how):
 # The kernel -----------------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
-def set_up(ring, loaded, ready, maps, how):
+def set_up(ring, loaded, ready, maps, epilogue):
     """Make all barriers, and bring the tensor maps to TMA's cache; by one thread."""
-    init_ring(ring, 1, RELEASES + 2 if ROW_SUMS and how.has_row_sums else RELEASES)
+    init_ring(ring, 1, RELEASES + 2 if ROW_SUMS and epilogue.has_row_sums else RELEASES)
     if EXCHANGES:
         for tile in range(4):
             mbarrier_init(barrier_at(loaded, tile), uint32(1))
@@ -581,8 +583,8 @@ def set_up(ring, loaded, ready, maps, how):
 
 
 @requires("9.0a")
-def gemm(maps, arrays, work, how):
-    """maps: `Maps`, arrays: `Arrays`, work: `Work`, how: `Epilogue`."""
+def gemm(maps, arrays, work, epilogue):
+    """maps: `Maps`, arrays: `Arrays`, work: `Work`, epilogue: `Epilogue`."""
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
     biases = cuda.shared.array(BIASES, "float32")
@@ -591,7 +593,7 @@ def gemm(maps, arrays, work, how):
     loaded, ready = barrier_at(ring.full, 2 * STAGE_COUNT), barrier_at(ring.full, 2 * STAGE_COUNT + 4)
     t = int32(cuda.threadIdx.x)
     if t == 0:
-        set_up(ring, loaded, ready, maps, how)
+        set_up(ring, loaded, ready, maps, epilogue)
     if PAIRED:
         cluster_sync()
         unit, blocks = int32(cuda.blockIdx.x // 2), int32(cuda.gridDim.x // 2)
@@ -612,12 +614,12 @@ def gemm(maps, arrays, work, how):
                 exchange(PAIRED, TILES_OF_BLOCK, GELU_AGAIN_GRADIENT, EIGHT, 1, BLOCKS, unit, stride,
                          make_staging(1, tiles, base, biases, loaded, ready), maps, work)
         elif ROW_SUMS:
-            if how.has_row_sums and t >= 32 and t < 96:
-                sum_rows(ring, tiles, unit, stride, arrays, work, how.has_row_sums)
+            if epilogue.has_row_sums and t >= 32 and t < 96:
+                sum_rows(ring, tiles, unit, stride, arrays, work, epilogue.has_row_sums)
     else:
         take_registers()
         staging = make_staging(int32(warpgroup - 1), tiles, base, biases, loaded, ready)
-        consume(ring, staging, unit, stride, maps, arrays, work, how)
+        consume(ring, staging, unit, stride, maps, arrays, work, epilogue)
 
 
 @cuda.jit(device=True, forceinline=True)

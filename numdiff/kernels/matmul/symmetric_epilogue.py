@@ -55,7 +55,7 @@ def transposed_place(tile, thread_row, lane, j, half):
 
 
 @cuda.jit(device=True, forceinline=True)
-def epilogue_symmetric(block, acc, place, staging, maps, residual, work, how):
+def epilogue_symmetric(block, acc, place, staging, maps, residual, work, epilogue):
     """alpha · accumulator + residual + diagonal of a block on the diagonal or below it, and its transpose above."""
     first_row, first_column, thread_row, lane = place
     N, tiles, base = work.N, staging.tiles, staging.base
@@ -65,9 +65,9 @@ def epilogue_symmetric(block, acc, place, staging, maps, residual, work, how):
     if column <= above:  # the same for the whole warpgroup
         warpgroup = cuda.threadIdx.x // 128
         elected = cuda.threadIdx.x % 128 == 0
-        diagonal = how.diagonal if column == above else float32(0)
+        diagonal = epilogue.diagonal if column == above else float32(0)
         words, mirrored = cuda.local.array(16, "uint32"), cuda.local.array(16, "uint32")
-        if how.has_residual:
+        if epilogue.has_residual:
             for j in range(8):
                 for half in range(2):
                     words[2 * j + half] = load_word(residual, (first_row + thread_row + 8 * half) * N + column + 8 * j
@@ -75,8 +75,8 @@ def epilogue_symmetric(block, acc, place, staging, maps, residual, work, how):
         for j in range(8):
             for half in range(2):
                 i = 32 * block + 4 * j + 2 * half
-                v0, v1 = how.alpha * acc[i], how.alpha * acc[i + 1]
-                if how.has_residual:
+                v0, v1 = epilogue.alpha * acc[i], epilogue.alpha * acc[i + 1]
+                if epilogue.has_residual:
                     r0, r1 = unpack_half2(words[2 * j + half])
                     v0, v1 = v0 + r0, v1 + r1
                 beside = int32(thread_row + 8 * half - 8 * j - lane % 4 * 2)  # of the diagonal's column in this row

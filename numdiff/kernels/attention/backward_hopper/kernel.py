@@ -4,8 +4,8 @@ WHAT IS NEW, AND WHY IT PAYS
     Rung 3 issues an mma.sync for every 16 × 8 × 16 and loads fragments for it. Here one instruction multiplies 64 keys
     by 64 queries for each 16 columns, straight from shared memory, and one thread, of a warpgroup that does little
     else, asks TMA for all tiles (../hopper_tiles.py): for the next queries, and for the keys of the next head while
-    this one is computed. So memory, which limits this pass at 256 tokens, is never idle.
-    Two warps of that warpgroup make the sums D of dy · y, from tiles in shared memory: each number of dy and y is read
+    this one is computed. So memory, which limits this kernel at 256 tokens, is never idle.
+    Two warps of that warpgroup compute D = Σ dy · y from tiles in shared memory: each number of dy and y is read
     from memory once, and neither a separate kernel nor an array for D is needed.
 A UNIT is a head's keys, or a chunk of them, in tiles of 256: 128 for each of two consumers, which keep their dk and dv
     in registers while the queries pass by, 64 at a time. A block takes every gridDim-th unit.
@@ -16,7 +16,7 @@ A ROUND, for 64 queries and twice 64 keys of a consumer:
                              dq = dS·k, summed over all 256 keys; dSᵀ and k are read across, as they are
     While one consumer computes P and dS, the other multiplies.
 REGISTERS decide the rest. dk and dv of 128 keys are 128 of a thread's (HS 64), S, dP and what is packed up to 96: just
-    enough if the products of one half of the keys are awaited before those of the next begin. With HS 72 it takes
+    enough if the products of one half of the keys are complete before those of the next begin. With HS 72 it takes
     products of 32 queries, in a loop: ptxas keeps everything that two straight pieces of code share. Places in shared
     memory are counted in 16 bytes, so that half of a descriptor is a constant.
 MEASURED

@@ -1,15 +1,15 @@
 """The end of a Hopper convolution's tile: results out, residuals in, and statistics for the GroupNorm that follows.
 
 WHO
-    A consumer, 128 threads, adds to its accumulators what is to be added, and writes them as float16 to its output
-    buffer: `stage_results`. One warp for each consumer does the rest meanwhile, since nothing may hold up the products:
-    `exchange`. It brings what is added to each channel, and the residual, to the place of the results; when these are
-    written it lets TMA store them, and makes their statistics.
+    A consumer, 128 threads, adds bias, channel and residual to its accumulators, and writes them as float16 to its
+    output buffer: `stage_results`. A warp beside each consumer does the rest, so that nothing holds up the products:
+    `exchange`. It brings what is added to each channel, and the residual, which lies where the results will; when these
+    are written it lets TMA store them, and computes their statistics.
 HANDSHAKE
     `ready`: the buffer is the consumer's, addends and residual are there. `written`: it is the warp's again.
 STATISTICS
-    of each two channels over each sub-block of 8 × 8 pixels: mean, and variance about it. They are made of the rounded
-    results, as they lie in the buffer: what the norm will read (../../groupnorm/normalise.py).
+    of each two channels over each sub-block of 8 × 8 pixels: mean, and variance about it. They are those of the rounded
+    results in the buffer, which the norm will read (../../groupnorm/normalise.py).
 SOURCE
     joining variances: Chan, Golub, LeVeque 1983, Am. Stat. 37, 242.
 READ NEXT
@@ -44,11 +44,11 @@ def stage_results(tiles, at, acc, addends, addends_at, epilogue):
     pixels write the same 16-byte chunk of their rows: the swizzle puts these in eight places, so that a warp's store
     touches each bank once.
     """
-    old = cuda.local.array(32, np.uint32)
+    residual_words = cuda.local.array(32, np.uint32)
     thread = int32(cuda.threadIdx.x & 127)
     lane = thread & 31
     row = int32((thread >> 5) * 16 + (lane >> 2))
-    turn = row & 7 if COLS == 64 else (row >> 1) & 3
+    swizzle = row & 7 if COLS == 64 else (row >> 1) & 3
     row_at = int32(at + row * 2 * COLS + (lane & 3) * 4)
     if epilogue.has_bias or epilogue.has_channel:
         for j in range(BN // 8):
@@ -60,14 +60,15 @@ def stage_results(tiles, at, acc, addends, addends_at, epilogue):
             acc[4 * j + 3] += high
     if epilogue.has_residual:
         for j in range(BN // 8):
-            place = int32(row_at + j * 8 // COLS * 128 * COLS + (j % (COLS // 8) ^ turn) * 16)
-            old[2 * j], old[2 * j + 1] = load_word(tiles, place), load_word(tiles, int32(place + 16 * COLS))
+            place = int32(row_at + j * 8 // COLS * 128 * COLS + (j % (COLS // 8) ^ swizzle) * 16)
+            residual_words[2 * j] = load_word(tiles, place)
+            residual_words[2 * j + 1] = load_word(tiles, int32(place + 16 * COLS))
         for j in range(BN // 4):
-            low, high = unpack_half2(old[j])
+            low, high = unpack_half2(residual_words[j])
             acc[2 * j] += low
             acc[2 * j + 1] += high
     for j in range(BN // 8):
-        place = int32(row_at + j * 8 // COLS * 128 * COLS + (j % (COLS // 8) ^ turn) * 16)
+        place = int32(row_at + j * 8 // COLS * 128 * COLS + (j % (COLS // 8) ^ swizzle) * 16)
         store_word(tiles, place, pack_half2(acc[4 * j], acc[4 * j + 1]))
         store_word(tiles, int32(place + 16 * COLS), pack_half2(acc[4 * j + 2], acc[4 * j + 3]))
 
@@ -94,19 +95,19 @@ def write_statistics(tiles, at, statistics, to, left, columns):
 
     Of each two channels the mean goes to statistics[to …], the variance to `columns` later.
     A lane has two channels, of every second pixel where rows are short, so that a warp's loads touch each bank once. It
-    sums beside the first of its numbers, so that q - s² / n cancels no more than groupnorm/chunks.py says.
+    subtracts the first of its numbers from all, so that q - s² / n cancels no more than groupnorm/chunks.py says.
     """
     LANES, PIXELS = COLS // 2, COLS  # of a pixel; of a lane
     words = cuda.local.array(8, np.uint32)
     lane = int32(cuda.threadIdx.x & 31)
     own, half, share = int32(lane & (LANES - 1)), int32(lane // LANES), float32(1) / float32(2 * PIXELS)
     for slab in range(BN // COLS):
-        from_here = int32(at + slab * 128 * COLS + half * 2 * COLS + (own & 3) * 4)
-        first = unpack_half2(load_word(tiles, int32(from_here + (own >> 2) * 16)))[0]
+        own_at = int32(at + slab * 128 * COLS + half * 2 * COLS + (own & 3) * 4)
+        first = unpack_half2(load_word(tiles, int32(own_at + (own >> 2) * 16)))[0]
         s = q = float32(0)
         for eight in range(PIXELS // 8):  # eight loads in flight at once, as each has a long latency
             for k in range(8):
-                place = int32(from_here + k * 128 + ((own >> 2) ^ (k & (COLS // 8 - 1))) * 16)
+                place = int32(own_at + k * 128 + ((own >> 2) ^ (k & (COLS // 8 - 1))) * 16)
                 words[k] = load_word(tiles, int32(place + eight * 1024))
             for k in range(8):
                 low, high = unpack_half2(words[k])

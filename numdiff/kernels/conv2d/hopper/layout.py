@@ -10,7 +10,7 @@ AN OUTPUT BUFFER has SLABS pieces of COLS channels for each sub-block, so that a
     the swizzle reaches. The weight of an input gradient, which is read across, lies in such pieces, too.
 
 READ NEXT
-    convolution.py, where all of this is put to work.
+    products.py, the main loop over these stages.
 """
 from typing import NamedTuple
 
@@ -26,9 +26,10 @@ VARIANTS = tuple((bn, sub) for sub in (1, 2) for bn in (32, 64, 96, 128))  # (BN
 
 BN = Constant()  # output channels of a tile
 SUB = Constant()  # sub-blocks of 64 pixels that a consumer multiplies: 1 or 2
-# of the weight: 1, or 3 of a column. A constant, as a branch among the products of a round ends their group
+# taps in a stage of the weight: 1, or the 3 of a column. It is a constant, because a branch among the products of a
+# round would end their group
 TAPS_PER_STAGE = Constant()
-# whether it is the input gradient. There the weight's tile is read across: its 64 rows are the inner dimension, and
+# whether it is the input gradient, for which the weight's tile is read across: its 64 rows are the inner dimension, and
 # output channels lie next to each other
 TRANSPOSED = Constant()
 COLS = Constant(lambda BN: 64 if BN % 64 == 0 else 32)  # channels in a row of an output buffer, of a transposed weight
@@ -91,12 +92,13 @@ class Epilogue(NamedTuple):
     statistics: object
     has_statistics: int
 
+
 # Tiles ----------------------------------------------------------------------------------------------------------------
 
 class Boxes(NamedTuple):
-    """A box of pixels: padding, pixels in a row (`pitch`), rows; loads: boxes for one block of channels.
+    """A box of pixels: its padding, pixels in a row (pitch), rows (height); loads: boxes for a block of channels.
 
-    The tiles: columns (of BN output channels), across and down an image, all of them.
+    The tiles of the result: columns (of BN output channels), across and down an image, tiles: all of them.
     """
 
     pad: int
@@ -142,7 +144,7 @@ def boxes_of(shape, tiling):
 
 @cuda.jit(device=True, forceinline=True)
 def place_of(tile, boxes):
-    """(column of tiles, tile across, tile down, group of images) of a tile; neighbours in a launch share pixels."""
+    """(column of tiles, tile across, tile down, group of images) of a tile; consecutive tiles share pixels."""
     rest, column = divide(tile, boxes.columns)
     rest, i = divide(rest, boxes.across)
     image, j = divide(rest, boxes.down)

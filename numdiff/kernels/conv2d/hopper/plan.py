@@ -12,7 +12,11 @@ from .layout import BK, MAX_B, VARIANTS
 
 
 class Plan(NamedTuple):
-    """How one convolution is cut: tiles of width × height pixels of `images` images, by `bn` channels; its pipeline."""
+    """How one convolution is cut: tiles of width × height pixels of `images` images, by `bn` channels; its pipeline.
+
+    resident: the whole weight stays in shared memory for all tiles; ping_pong: the consumers multiply by turns
+    addends: shared memory has room for them; tiles: how many there are
+    """
 
     bn: int
     width: int
@@ -39,11 +43,11 @@ class Plan(NamedTuple):
 
 
 # what the estimate of `choose_plan` is made of, from measurements on an H100; nanoseconds of one multiprocessor
-BYTES_A_NS = 52.0  # from L2 to shared memory, all of them at it
-CYCLES_A_NS = 1.55  # in which wgmma takes BN / 2 cycles, or a sixteenth of a KiB from shared memory one
+BYTES_A_NS = 52.0  # from L2 to shared memory, while all multiprocessors load
+CYCLES_A_NS = 1.55  # a wgmma takes BN / 2 of them, or one for each 128 bytes that it reads from shared memory
 START_NS = 4500.0  # launch to first product and last store
 TILE_NS, OUTPUT_NS = 300.0, 0.107  # a tile's results: each tile, each of its numbers
-ROUND_NS = 130.0  # a round of the consumers' loop, but what of it hides behind a quarter of its products
+ROUND_NS = 130.0  # a round of the consumers' loop, less a quarter of the time of its products, which hides that much
 
 
 def output_bytes(bn, pixels, addends):
@@ -76,7 +80,7 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_per_stage, addends):
 
 
 def estimate(plan, C, size, sub, multiprocessors):
-    """Nanoseconds. A block multiplies while its copies travel, so a tile takes the longer of the two, and a little."""
+    """Nanoseconds. A block multiplies while it loads, so a tile takes the longer of the two, and a little more."""
     blocks, taps = -(-C // BK), size * size
     weight = 0 if plan.resident else taps * plan.bn * ROW
     moving = blocks * ((1 if plan.whole_halo else size) * plan.a_bytes + weight) / BYTES_A_NS
@@ -84,8 +88,8 @@ def estimate(plan, C, size, sub, multiprocessors):
     tap = 8 * sub * max(plan.bn / 2, 16 + plan.bn / 4) / CYCLES_A_NS
     multiplying = blocks * taps * (tap + max(0.0, ROUND_NS - tap / 4) / plan.taps_per_stage)
     both = (1.3 if plan.a_stages == 1 else 1.0) * max(moving, multiplying) + 0.03 * min(moving, multiplying)
-    turns = -(-plan.tiles // multiprocessors)
-    return START_NS + turns * (TILE_NS + OUTPUT_NS * plan.pixels * plan.bn + both)
+    waves = -(-plan.tiles // multiprocessors)
+    return START_NS + waves * (TILE_NS + OUTPUT_NS * plan.pixels * plan.bn + both)
 
 
 @functools.lru_cache(maxsize=4096)

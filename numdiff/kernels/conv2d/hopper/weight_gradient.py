@@ -4,7 +4,7 @@ MATHEMATICS
     dweight[n, tap, c] += Σ_p dy[p, n] · x[p + tap - pad, c]          dbias[n] += Σ_p dy[p, n]
     For each tap a matrix product: the transposed dy (n × pixels) by x (pixels × c), moved by the tap.
 SHAPES
-    dy (B, H, W, N), x (B, H, W, C): float16; dweight (N, kernel, kernel, C), dbias (N,): float32, added to
+    dy (B, H, W, N), x (B, H, W, C): float16 or bfloat16; dweight (N, kernel, kernel, C), dbias (N,): float32, added to
     C and N multiples of 8, kernel odd, stride 1
 VERSIONS
     v5 hopper-columns, v6 hopper: x comes in a box for each column of taps, or in one with its whole halo (boxes.py).
@@ -135,10 +135,10 @@ class Boxes(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A block's work: the column, line and group of nine taps of its tile; its chunks; whether it sums dy's pixels."""
+    """A block's work: the column, row and group of nine taps of its tile; its chunks; whether it sums dy's pixels."""
 
     column: int
-    line: int
+    row: int
     group: int
     first_chunk: int
     last_chunk: int
@@ -160,9 +160,9 @@ def boxes_of(shape, tiling):
 def own_work(shape, tiling, has_bias):
     """The block's `Own`."""
     rest, column = divide(cuda.blockIdx.x, divide(shape.C + TILE - 1, TILE)[0])
-    group, line = divide(rest, divide(shape.N + TILE - 1, TILE)[0])
+    group, row = divide(rest, divide(shape.N + TILE - 1, TILE)[0])
     first_chunk = int32(cuda.blockIdx.y * tiling.part_chunks)
-    return Own(column, line, group, first_chunk, int32(min(first_chunk + tiling.part_chunks, tiling.chunks)),
+    return Own(column, row, group, first_chunk, int32(min(first_chunk + tiling.part_chunks, tiling.chunks)),
                has_bias != 0 and column == 0 and group == 0)
 
 
@@ -180,7 +180,7 @@ def load_boxes(ring, maps, boxes, own, shape, tiling):
         w, h, image = int32(i * tiling.tile_w), int32(j * tiling.tile_h), uint32(images_before * tiling.tile_images)
         full = producer_acquire(ring, stage, parity, boxes.dy_bytes + uint32(boxes.copies * boxes.copy_rows * ROW))
         to = stage_at(ring, stage)
-        tma_load_4d(to, maps.dy, full, uint32(own.line * TILE), uint32(w), uint32(h), image)
+        tma_load_4d(to, maps.dy, full, uint32(own.row * TILE), uint32(w), uint32(h), image)
         for copy in range(boxes.copies):
             tma_load_4d(to + boxes.dy_bytes + uint32(copy * boxes.copy_rows * ROW), maps.x, full,
                         uint32(own.column * TILE), uint32(w - boxes.pad + copy), uint32(h - boxes.pad), image)
@@ -200,7 +200,7 @@ def sum_dy(ring, bias_partial, boxes, own, N):
         if lane == 0:
             consumer_release(ring, stage)
         stage, parity = advance(ring, stage, parity)
-    n = int32(own.line * TILE + column_of(warp, lane))
+    n = int32(own.row * TILE + column_of(warp, lane))
     if n < N:
         bias_partial[cuda.blockIdx.y * N + n] = total
 
@@ -344,10 +344,10 @@ def add_weight_gradient_kernel(partial, dweight, parts, size, C, N, taps):
     tap, rest = divide(rest, int32(TILE * TILE // 4))
     k, thread = rest >> 7, rest & 127
     rest, column = divide(block, divide(C + TILE - 1, TILE)[0])
-    group, line = divide(rest, divide(N + TILE - 1, TILE)[0])
+    group, row = divide(rest, divide(N + TILE - 1, TILE)[0])
     tap = int32(group * TAPS + tap)
     for which in range(share, int32(4), shares):  # of the vector's sums; where it lies: emulator/wgmma.py
-        n = int32(line * TILE + (thread >> 5) * 16 + ((thread & 31) >> 2) + (which >> 1) * 8)
+        n = int32(row * TILE + (thread >> 5) * 16 + ((thread & 31) >> 2) + (which >> 1) * 8)
         c = int32(column * TILE + k * 8 + (thread & 3) * 2 + (which & 1))
         if n < N and c < C and tap < taps:
             total = tile[which * ADDED + lane]

@@ -3,7 +3,7 @@
 MATHEMATICS
     as in weight_gradient.py:  dweight[n, tap, c] += Σ_p dy[p, n] · x[p + tap - 1, c],  dbias[n] += Σ_p dy[p, n]
 SHAPES
-    dy (B, H, W, N), x (B, H, W, C): float16; dweight (N, 3, 3, C), dbias (N,): float32, added to
+    dy (B, H, W, N), x (B, H, W, C): float16 or bfloat16; dweight (N, 3, 3, C), dbias (N,): float32, added to
     dchannel (B, N) float32: the sums of dy over each image's pixels, where a vector of its own was added to each image
     C and N multiples of 8, stride 1
 WHAT IS NEW, AND WHY IT PAYS

@@ -24,26 +24,13 @@ SOURCE
 READ NEXT
     ../hopper/, the kernel that the models run.
 """
-import numpy as np
-
-from ....device import cuda, launch
+from ....device import cuda, launch, pipeline
 from ....device.mbarrier import fence_barrier_init, smem_u32
-from ....device.pipeline import (
-    advance,
-    consumer_release,
-    consumer_start,
-    consumer_wait,
-    init_ring,
-    make_ring,
-    producer_acquire,
-    producer_start,
-    stage_at,
-)
 from ....device.requires import requires
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
 from ....device.tma import tma_load_2d, tma_load_4d
-from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
+from ....device.wgmma import make_multiply, make_setmaxnreg, make_wgmma_wait, wgmma_wait_1
 
 TILE_H, TILE_W, BN, BK = 16, 8, 128, 64
 BOX_H, BOX_W = TILE_H + 2, TILE_W + 2  # with the halo
@@ -52,23 +39,8 @@ THREADS, BARRIERS, ACCUMULATORS = 384, 2 * (A_STAGES + B_STAGES), BN // 2
 ROW = 2 * BK
 BOX_BYTES, B_BYTES = BOX_H * BOX_W * ROW, BN * ROW
 A_BYTES = -(-BOX_BYTES // 1024) * 1024  # of a stage: each begins where the swizzle's pattern begins
-A_DESCRIPTOR = np.uint64(1 << 62 | BOX_W * ROW // 16 << 32 | 1 << 16)  # a row of the box from one eight to the next
-B_DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)
-K16, K32, K48 = np.uint64(2), np.uint64(4), np.uint64(6)
-wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN)
+multiply, wgmma_wait = make_multiply(BN, stride_a=BOX_W * ROW), make_wgmma_wait(BN)  # eight pixels: a row of the box on
 give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
-
-
-@cuda.jit(device=True, forceinline=True)
-def multiply(acc, a, b, adds):
-    """A step's products, of the tiles at two addresses; adds: to the accumulators (1), or instead of them (0)."""
-    da, db = A_DESCRIPTOR | np.uint64((a & 0x3FFFF) >> 4), B_DESCRIPTOR | np.uint64((b & 0x3FFFF) >> 4)
-    wgmma_fence()
-    wgmma(acc, da, db, adds)
-    wgmma(acc, da + K16, db + K16, 1)
-    wgmma(acc, da + K32, db + K32, 1)
-    wgmma(acc, da + K48, db + K48, 1)
-    wgmma_commit()
 
 
 @requires("9.0a")
@@ -76,56 +48,58 @@ def multiply(acc, a, b, adds):
 def conv2d_level_kernel_v2(map_x, map_weight, y, H, W, C, N):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers, t = cuda.shared.array(BARRIERS, "uint64"), cuda.threadIdx.x
-    boxes = make_ring(smem_u32(tiles), A_BYTES, A_STAGES, smem_u32(barriers))
-    taps = make_ring(smem_u32(tiles) + A_STAGES * A_BYTES, B_BYTES, B_STAGES, smem_u32(barriers) + 16 * A_STAGES)
+    boxes = pipeline.make_ring(smem_u32(tiles), A_BYTES, A_STAGES, smem_u32(barriers))
+    taps = pipeline.make_ring(smem_u32(tiles) + A_STAGES * A_BYTES, B_BYTES, B_STAGES,
+                              smem_u32(barriers) + 16 * A_STAGES)
     across, down, blocks = W // TILE_W, H // TILE_H, C // BK
     n, tile = cuda.blockIdx.x * BN, cuda.blockIdx.y
     w, h, image = tile % across * TILE_W, tile // across % down * TILE_H, tile // (across * down)
     if t == 0:
-        init_ring(boxes, 1, 2)
-        init_ring(taps, 1, 2)
+        pipeline.init_ring(boxes, 1, 2)
+        pipeline.init_ring(taps, 1, 2)
         fence_barrier_init()
     cuda.syncthreads()
 
-    if t < 128:
+    if t < 128:  # the producer's warpgroup
         give_registers()
         if t == 0:
-            box, box_parity = producer_start()
-            stage, parity = producer_start()
+            box, box_parity = pipeline.producer_start()
+            stage, parity = pipeline.producer_start()
             for block in range(blocks):
-                full = producer_acquire(boxes, box, box_parity, BOX_BYTES)
-                tma_load_4d(stage_at(boxes, box), map_x, full, block * BK, w - 1, h - 1, image)
-                box, box_parity = advance(boxes, box, box_parity)
+                full = pipeline.producer_acquire(boxes, box, box_parity, BOX_BYTES)
+                tma_load_4d(pipeline.stage_at(boxes, box), map_x, full, block * BK, w - 1, h - 1, image)
+                box, box_parity = pipeline.advance(boxes, box, box_parity)
                 for tap in range(9):
-                    full = producer_acquire(taps, stage, parity, B_BYTES)
-                    tma_load_2d(stage_at(taps, stage), map_weight, full, tap * C + block * BK, n)
-                    stage, parity = advance(taps, stage, parity)
-    else:
+                    full = pipeline.producer_acquire(taps, stage, parity, B_BYTES)
+                    tma_load_2d(pipeline.stage_at(taps, stage), map_weight, full, tap * C + block * BK, n)
+                    stage, parity = pipeline.advance(taps, stage, parity)
+    else:  # the consumers
         take_registers()
         acc = cuda.local.array(ACCUMULATORS, "float32")
         consumer = t // 128 - 1
-        box, box_parity = consumer_start()
-        stage, parity = consumer_start()
-        consumer_wait(boxes, box, box_parity)
-        consumer_wait(taps, stage, parity)
+        box, box_parity = pipeline.consumer_start()
+        stage, parity = pipeline.consumer_start()
+        pipeline.consumer_wait(boxes, box, box_parity)
+        pipeline.consumer_wait(taps, stage, parity)
         mine = consumer * 8 * BOX_W * ROW  # this consumer's first pixel in a box: eight rows of it each
-        multiply(acc, stage_at(boxes, box) + mine, stage_at(taps, stage), 0)
+        multiply(acc, pipeline.stage_at(boxes, box) + mine, pipeline.stage_at(taps, stage), 0)
         for step in range(1, 9 * blocks):
             tap, previous, previous_box = step % 9, stage, box
-            stage, parity = advance(taps, stage, parity)
+            stage, parity = pipeline.advance(taps, stage, parity)
             if tap == 0:
-                box, box_parity = advance(boxes, box, box_parity)
-                consumer_wait(boxes, box, box_parity)
-            consumer_wait(taps, stage, parity)
-            a = stage_at(boxes, box) + mine + (tap // 3 * BOX_W + tap % 3) * ROW
-            multiply(acc, a, stage_at(taps, stage), 1)
+                box, box_parity = pipeline.advance(boxes, box, box_parity)
+                pipeline.consumer_wait(boxes, box, box_parity)
+            pipeline.consumer_wait(taps, stage, parity)
+            a = pipeline.stage_at(boxes, box) + mine + (tap // 3 * BOX_W + tap % 3) * ROW
+            multiply(acc, a, pipeline.stage_at(taps, stage), 1)
             wgmma_wait_1()  # the tap before has been multiplied
             if t % 128 == 0:
-                consumer_release(taps, previous)
+                pipeline.consumer_release(taps, previous)
                 if tap == 0:
-                    consumer_release(boxes, previous_box)
+                    pipeline.consumer_release(boxes, previous_box)
         wgmma_wait(acc)
 
+        # the epilogue, as in shifted_boxes.py
         pixel = (image * H + h + consumer * 8 + t % 128 // 32 * 2) * W + w + t % 32 // 4
         for j in range(BN // 8):
             column = n + 8 * j + t % 4 * 2

@@ -24,48 +24,21 @@ SOURCE
 READ NEXT
     halo.py, where a pixel crosses once.
 """
-import numpy as np
-
-from ....device import cuda, launch
-from ....device.mbarrier import fence_barrier_init, smem_u32
-from ....device.pipeline import (
-    advance,
-    consumer_release,
-    consumer_start,
-    consumer_wait,
-    init_ring,
-    make_ring,
-    producer_acquire,
-    producer_start,
-    stage_at,
-)
+from ....device import cuda, launch, pipeline
+from ....device.mbarrier import smem_u32
 from ....device.requires import requires
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
 from ....device.tma import tma_load_2d, tma_load_4d
-from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
+from ....device.wgmma import make_multiply, make_setmaxnreg, make_wgmma_wait, wgmma_wait_1
 
 TILE_H, TILE_W = 16, 8  # pixels of a block's tile
 BM, BN, BK, STAGES = TILE_H * TILE_W, 128, 64, 4
 THREADS, BARRIERS, ACCUMULATORS = 384, 2 * STAGES, BN // 2
 ROW = 2 * BK  # bytes of a pixel's 64 channels
 A_BYTES, STAGE_BYTES = BM * ROW, (BM + BN) * ROW
-DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)  # as in ../../matmul/levels/one_tile.py
-K16, K32, K48 = np.uint64(2), np.uint64(4), np.uint64(6)
-wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN)
+multiply, wgmma_wait = make_multiply(BN), make_wgmma_wait(BN)
 give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
-
-
-@cuda.jit(device=True, forceinline=True)
-def multiply(acc, a, b, adds):
-    """A step's products, of the tiles at two addresses; adds: to the accumulators (1), or instead of them (0)."""
-    da, db = DESCRIPTOR | np.uint64((a & 0x3FFFF) >> 4), DESCRIPTOR | np.uint64((b & 0x3FFFF) >> 4)
-    wgmma_fence()
-    wgmma(acc, da, db, adds)
-    wgmma(acc, da + K16, db + K16, 1)
-    wgmma(acc, da + K32, db + K32, 1)
-    wgmma(acc, da + K48, db + K48, 1)
-    wgmma_commit()
 
 
 @requires("9.0a")
@@ -73,45 +46,43 @@ def multiply(acc, a, b, adds):
 def conv2d_level_kernel_v1(map_x, map_weight, y, H, W, C, N):
     tiles = cuda.shared.array(0, "uint8", alignment=1024)
     barriers = cuda.shared.array(BARRIERS, "uint64")
-    ring, t = make_ring(smem_u32(tiles), STAGE_BYTES, STAGES, smem_u32(barriers)), cuda.threadIdx.x
+    ring = pipeline.make_ring(smem_u32(tiles), STAGE_BYTES, STAGES, smem_u32(barriers))
+    t = cuda.threadIdx.x
     across, down, blocks = W // TILE_W, H // TILE_H, C // BK
     n, tile = cuda.blockIdx.x * BN, cuda.blockIdx.y
     w, h, image = tile % across * TILE_W, tile // across % down * TILE_H, tile // (across * down)
-    if t == 0:
-        init_ring(ring, 1, 2)
-        fence_barrier_init()
-    cuda.syncthreads()
+    pipeline.start_ring(ring, 1, 2)
 
-    if t < 128:
+    if t < 128:  # the producer's warpgroup
         give_registers()
         if t == 0:
-            stage, parity = producer_start()
+            stage, parity = pipeline.producer_start()
             for step in range(9 * blocks):
                 tap, block = step // blocks, step % blocks
-                full, a = producer_acquire(ring, stage, parity, STAGE_BYTES), stage_at(ring, stage)
+                full = pipeline.producer_acquire(ring, stage, parity, STAGE_BYTES)
+                a = pipeline.stage_at(ring, stage)
                 tma_load_4d(a, map_x, full, block * BK, w + tap % 3 - 1, h + tap // 3 - 1, image)
                 tma_load_2d(a + A_BYTES, map_weight, full, step * BK, n)
-                stage, parity = advance(ring, stage, parity)
-    else:
+                stage, parity = pipeline.advance(ring, stage, parity)
+    else:  # the consumers
         take_registers()
         acc = cuda.local.array(ACCUMULATORS, "float32")
         consumer = t // 128 - 1
-        stage, parity = consumer_start()
-        consumer_wait(ring, stage, parity)
-        a = stage_at(ring, stage)
+        stage, parity = pipeline.consumer_start()
+        pipeline.consumer_wait(ring, stage, parity)
+        a = pipeline.stage_at(ring, stage)
         multiply(acc, a + consumer * 64 * ROW, a + A_BYTES, 0)
         for _ in range(1, 9 * blocks):
             previous = stage
-            stage, parity = advance(ring, stage, parity)
-            consumer_wait(ring, stage, parity)
-            a = stage_at(ring, stage)
+            stage, parity = pipeline.advance(ring, stage, parity)
+            pipeline.consumer_wait(ring, stage, parity)
+            a = pipeline.stage_at(ring, stage)
             multiply(acc, a + consumer * 64 * ROW, a + A_BYTES, 1)
             wgmma_wait_1()
-            if t % 128 == 0:
-                consumer_release(ring, previous)
+            pipeline.warpgroup_release(ring, previous)
         wgmma_wait(acc)
 
-        # rows lane // 4 and 8 more of a warp's 16: a pixel, and the one below it
+        # the epilogue: rows lane // 4 and 8 more of a warp's 16 are a pixel and the one below it
         pixel = (image * H + h + consumer * 8 + t % 128 // 32 * 2) * W + w + t % 32 // 4
         for j in range(BN // 8):
             column = n + 8 * j + t % 4 * 2

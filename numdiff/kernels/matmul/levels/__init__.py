@@ -3,20 +3,24 @@
     one_tile.py             level 1  wgmma on one tile, loaded by threads
     double_buffer.py        level 2  TMA loads the tiles, one step ahead
     producer_consumer.py    level 3  warp specialisation: one warpgroup only loads, two only multiply
-    persistent.py           level 4  one block for each multiprocessor, and TMA stores the results
+    persistent.py           level 4  one block for each multiprocessor, which goes from tile to tile
+    tma_store.py            level 5  TMA stores the results
 
 Each is a complete kernel for the simplest case: whole tiles, one layout, and an epilogue that only rounds to float16.
+What a level writes out may be a word of device/ from the next one on: level 1 a step's products, from the descriptors
+to the commit (`multiply`, device/wgmma.py), level 3 the ring of stages with its barriers (device/pipeline.py). So two
+files beside each other show one change: diff persistent.py tma_store.py.
 The models run ../hopper.py, which handles every shape and layout; here its ideas come one at a time.
 
 VERSIONS
-    v1 one-tile, v2 double-buffered, v3 warp-specialised, v4 persistent: the levels.
+    v1 one-tile, v2 double-buffered, v3 warp-specialised, v4 persistent, v5 tma-store: the levels.
 MEASURED
     NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     matmul_level_forward, 8192×8192, 8192×8192, float16
         v1     8,784 µs   125 TFLOP/s   13 % of arithmetic    17 % of cuBLAS
         v2     3,043 µs   361 TFLOP/s   37 % of arithmetic   2.89 × v1    50 % of cuBLAS
         v3     1,725 µs   638 TFLOP/s   64 % of arithmetic   1.76 × v2    88 % of cuBLAS
-        v4*    1,501 µs   733 TFLOP/s   74 % of arithmetic   1.15 × v3   101 % of cuBLAS
+        v5*    1,501 µs   733 TFLOP/s   74 % of arithmetic   1.15 × v3   101 % of cuBLAS
     matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
         v6*    1,643 µs   669 TFLOP/s   68 % of arithmetic   2.32 × v5   101 % of cuBLAS
 COST
@@ -33,8 +37,10 @@ from .double_buffer import launch_double_buffer
 from .one_tile import launch_one_tile
 from .persistent import launch_persistent
 from .producer_consumer import launch_producer_consumer
+from .tma_store import launch_tma_store
 
-LEVELS = {1: launch_one_tile, 2: launch_double_buffer, 3: launch_producer_consumer, 4: launch_persistent}
+LEVELS = {1: launch_one_tile, 2: launch_double_buffer, 3: launch_producer_consumer, 4: launch_persistent,
+          5: launch_tma_store}
 TILE = 128, 256, 64  # what M, N and K must be multiples of
 
 

@@ -9,6 +9,7 @@ WHAT IS NEW
         then the next begins. Phases have parity 0, 1, 0, 1 …, and a thread waits for the phase of a parity to end.
     Double buffer: while step k is multiplied, the tiles of step k + 1 are on their way to the other half of shared
         memory.
+    multiply: the descriptors, fence, wgmmas and commit of level 1, in one word from here on (device/wgmma.py).
 WHY IT PAYS
     Loading and multiplying overlap, and the warpgroup's instructions are products and little else.
 WHAT REMAINS
@@ -25,28 +26,19 @@ SOURCE
 READ NEXT
     producer_consumer.py, where some threads only ask and the others only multiply.
 """
-import numpy as np
-
 from ....device import cuda, launch
 from ....device.mbarrier import fence_barrier_init, mbarrier_expect_tx, mbarrier_init, mbarrier_wait, smem_u32
 from ....device.requires import requires
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
 from ....device.tma import tma_load_2d
-from ....device.wgmma import make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_0
+from ....device.wgmma import make_multiply, make_wgmma_wait, wgmma_wait_0
 
 BM, BN, BK = 64, 256, 64
 THREADS, ACCUMULATORS = 128, BN // 2
 ROW = 2 * BK  # bytes
 A_BYTES, STAGE_BYTES = BM * ROW, (BM + BN) * ROW  # of a stage: a tile of A, and behind it one of B
-DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)  # as in one_tile.py
-K16, K32, K48 = np.uint64(2), np.uint64(4), np.uint64(6)
-wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN)
-
-
-@cuda.jit(device=True, forceinline=True)
-def descriptor(address):
-    return DESCRIPTOR | np.uint64((address & 0x3FFFF) >> 4)
+multiply, wgmma_wait = make_multiply(BN), make_wgmma_wait(BN)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -77,13 +69,7 @@ def matmul_level_kernel_v2(map_a, map_b, c, N, K):
     cuda.syncthreads()
 
     mbarrier_wait(full, 0)
-    da, db = descriptor(base), descriptor(base + A_BYTES)
-    wgmma_fence()
-    wgmma(acc, da, db, 0)
-    wgmma(acc, da + K16, db + K16, 1)
-    wgmma(acc, da + K32, db + K32, 1)
-    wgmma(acc, da + K48, db + K48, 1)
-    wgmma_commit()
+    multiply(acc, base, base + A_BYTES, 0)
     wgmma_wait_0()
     for step in range(1, steps):
         cuda.syncthreads()  # all have read the stage of the step before
@@ -91,13 +77,7 @@ def matmul_level_kernel_v2(map_a, map_b, c, N, K):
             fetch(step + 1, base, full, map_a, map_b, m, n)
         mbarrier_wait(full + 8 * (step % 2), step // 2 % 2)
         a = base + step % 2 * STAGE_BYTES
-        da, db = descriptor(a), descriptor(a + A_BYTES)
-        wgmma_fence()
-        wgmma(acc, da, db, 1)
-        wgmma(acc, da + K16, db + K16, 1)
-        wgmma(acc, da + K32, db + K32, 1)
-        wgmma(acc, da + K48, db + K48, 1)
-        wgmma_commit()
+        multiply(acc, a, a + A_BYTES, 1)
         wgmma_wait_0()
     wgmma_wait(acc)
 

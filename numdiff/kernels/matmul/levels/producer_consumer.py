@@ -30,8 +30,6 @@ SOURCE
 READ NEXT
     persistent.py, where a block goes on to another tile.
 """
-import numpy as np
-
 from ....device import cuda, launch
 from ....device.mbarrier import (
     fence_barrier_init,
@@ -45,28 +43,14 @@ from ....device.requires import requires
 from ....device.tensor_core import pack_half2, store_word
 from ....device.tensor_map import tensor_map
 from ....device.tma import tma_load_2d
-from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
+from ....device.wgmma import make_multiply, make_setmaxnreg, make_wgmma_wait, wgmma_wait_1
 
 BM, BN, BK, STAGES = 128, 256, 64, 4
 THREADS, BARRIERS, ACCUMULATORS = 384, 2 * STAGES, BN // 2
 ROW = 2 * BK  # bytes
 A_BYTES, STAGE_BYTES = BM * ROW, (BM + BN) * ROW
-DESCRIPTOR = np.uint64(1 << 62 | 8 * ROW // 16 << 32 | 1 << 16)  # as in one_tile.py
-K16, K32, K48 = np.uint64(2), np.uint64(4), np.uint64(6)
-wgmma, wgmma_wait = make_wgmma(BN), make_wgmma_wait(BN)
+multiply, wgmma_wait = make_multiply(BN), make_wgmma_wait(BN)
 give_registers, take_registers = make_setmaxnreg(40, False), make_setmaxnreg(232, True)
-
-
-@cuda.jit(device=True, forceinline=True)
-def multiply(acc, a, b, adds):
-    """A step's products, of the tiles at two addresses; adds: to the accumulators (1), or instead of them (0)."""
-    da, db = DESCRIPTOR | np.uint64((a & 0x3FFFF) >> 4), DESCRIPTOR | np.uint64((b & 0x3FFFF) >> 4)
-    wgmma_fence()
-    wgmma(acc, da, db, adds)
-    wgmma(acc, da + K16, db + K16, 1)
-    wgmma(acc, da + K32, db + K32, 1)
-    wgmma(acc, da + K48, db + K48, 1)
-    wgmma_commit()
 
 
 @requires("9.0a")
