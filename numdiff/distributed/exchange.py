@@ -3,9 +3,11 @@
     with exchange.watch():      around the backward pass of the step's last microbatch: complete buckets may leave
         …
     exchange.finish(loss)       afterwards the flat gradient and `loss` (1,) hold the sums over all ranks
-    exchange.gather_partials(), gather_weights()    where ranks share the update (nn/partition.py), `finish` leaves the
-                                sums in each rank's own part of the gradient alone; these bring the parts of
-                                `partition.partials` and of the weights to all ranks
+    exchange.gather_partials(), gather_weights(), gather_mixed(mixed)
+                                where ranks share the update (nn/partition.py), `finish` leaves the sums in each rank's
+                                own part of the gradient alone; these bring to all ranks the parts of
+                                `partition.partials`, of the float32 weights, and of what a step reads of the weights,
+                                as `MixedWeights` says
     exchange.largest            of a model in FP8: the largest magnitudes of its tensors, of every rank, after `finish`
     exchange.check()            at a report: raises if the device saw a fault; takes `exchange.status`, where there is
                                 one, from a caller that has read it back already
@@ -32,6 +34,7 @@ import time
 import numpy as np
 
 from ..device import HostTwin, between, copy_into, download, fill_zero, is_device, with_dtype, zeros
+from ..device.array import as_words
 from ..errors import NumdiffError, UsageError
 from ..kernels.peer_reduce import MAX_RANKS, STRIDE, peer_all_gather, peer_barrier, peer_reduce_scatter, peer_sum
 from ..kernels.quantise import share_largest
@@ -65,6 +68,14 @@ class NoExchange:
         pass
 
     def gather_weights(self):
+        pass
+
+    def gather_mixed(self, mixed):
+        mixed.pack()
+        self._gather_packed(mixed)
+        mixed.unpack()
+
+    def _gather_packed(self, mixed):
         pass
 
     def close(self):
@@ -135,11 +146,12 @@ class MpiExchange(NoExchange):
         self.mail = Mail(parameters, self.rank, self.size, self.backend)
         self.largest = self.mail.largest()
         twin = HostTwin if self.backend else HostArray
-        self._gradient, self._mail = twin(parameters.grad), twin(self.mail.numbers)
+        self._twin, self._gradient, self._mail = twin, twin(parameters.grad), twin(self.mail.numbers)
         self._parts = None  # the bounds of the ranks' parts, where the update is in parts
         if partition := shared_part(partition):
             self._parts, self._piece_bounds = partition.bounds, partition.piece_bounds
             self._weights, self._partials = twin(parameters.data), twin(partition.partials)
+        self._packed = {}  # `MixedWeights` -> the twin of what it packs
         self._inboxes = []  # what is free of the memory for other ranks' numbers
         self._waiting = []  # (twin, first, stop) on their way to the host, in the order of leaving
         self._travels = []  # (request, what follows) of those on their way to the other ranks
@@ -254,6 +266,11 @@ class MpiExchange(NoExchange):
     def gather_weights(self):
         between(self.backend, lambda: self._gather(self._weights, self._parts))
 
+    def _gather_packed(self, mixed):
+        if mixed not in self._packed:
+            self._packed[mixed] = self._twin(mixed.packed)
+        between(self.backend, lambda: self._gather(self._packed[mixed], mixed.bounds))
+
     def _gather(self, twin, bounds):
         """Bring the ranks' parts of an array to all of them."""
         patient, (first, stop) = self.backend is None, bounds[self.rank:self.rank + 2]
@@ -323,10 +340,11 @@ class PeerExchange(NoExchange):
             arrays = [self.gradient, self.mail.numbers, self.flags]
             if self.partition:
                 arrays += [parameters.data, partition.partials]
+                arrays += [] if parameters.half is None else [as_words(parameters.half)]
             shared = communicator.everywhere(lambda: [self.gpu.share(array) for array in arrays])
             self.gradients, self.mails, self.all_flags, *more = communicator.build(self._open, shared, arrays)
             if self.partition:
-                self.weights, self.partials = more
+                self.weights, self.partials, *self.halves = more
             communicator.build(try_sums, self, communicator, self.gradient, self.partition)
         except NumdiffError:
             self.gpu.close_shared()
@@ -392,6 +410,11 @@ class PeerExchange(NoExchange):
         self._barrier()
         peer_all_gather(self.weights, self.rank, bounds=self.partition.bounds)
 
+    def gather_mixed(self, mixed):
+        """Nor here."""
+        self._barrier()
+        mixed.take(self.weights, *self.halves)
+
     def _barrier(self):
         peer_barrier(self.all_flags, self.counter, self.status, self.rank, self.limit)
 
@@ -451,6 +474,9 @@ class NcclExchange(NoExchange):
 
     def gather_weights(self):
         self._gather(self._weights)
+
+    def _gather_packed(self, mixed):
+        self._gather(parts_of(mixed.packed, mixed.bounds))
 
     def _gather(self, views):
         """Every rank's part to all, as one group: parts differ in size, which NCCL's all-gather does not take."""

@@ -53,8 +53,10 @@ def sharded(folder, **options):
         for how in ("no", "yes"):
             trainer = make(shard_update=how, **options)
             values.append(losses(trainer, 3))
+            held = trainer.model.parameters.arrays()  # at a report all ranks have all weights
             trainer.check_ranks()
             states.append(trainer.state())
+            np.testing.assert_array_equal(trainer.model.parameters.flatten(held), states[-1]["parameters"])
             trainer.load_state(states[0])  # the second trainer goes on from the first one's
             parts.append(trainer.optimizer.v.size)
             values.append(losses(trainer, 2))
@@ -140,8 +142,13 @@ def same_scales(a, b):
 def sharded_further(folder):
     """The same of Muon, whose matrices belong to one rank each; of frozen parameters; of a copy in 16 bits."""
     for options in ({"optimizer": "muon"}, {"freeze": ("input_blocks.*",), "clip_norm": 0.01},
-                    {"precision": "bf16", "microbatch": 1}):
+                    {"freeze": ("input_blocks.*",), "precision": "bf16"}, {"optimizer": "muon", "precision": "bf16"}):
         sharded(folder, **options)
+
+
+def sharded_in_16_bits(folder):
+    """The same of ranks that send most weights in 16 bits."""
+    sharded(folder, precision="bf16", microbatch=1)
 
 
 def peer_steps(folder):

@@ -19,9 +19,12 @@ from click.testing import CliRunner
 
 from numdiff.distributed import buckets, exchange, launcher
 from numdiff.distributed import communicator as distributed
+from numdiff.dtypes import HALVES
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels.quantise import PARTIALS
-from numdiff.nn import UNet
+from numdiff.nn import Linear, UNet
+from numdiff.nn.module import FlatParameters
+from numdiff.nn.partition import Partition
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.report import read_stats
 from numdiff.training.trainer import split_batch
@@ -70,7 +73,7 @@ def folder(tmp_path_factory, counts):
     """What these jobs have left: losses and states, runs and resumed runs."""
     folder = tmp_path_factory.mktemp("ranks")
     for count in counts:
-        several = ["methods", "sharded", "float8", *(["sharded_further"] if 4 in counts else [])]
+        several = ["methods", "sharded", "sharded_in_16_bits", "float8", *(["sharded_further"] if 4 in counts else [])]
         tasks = ["steps", *(several if count > 1 else []), *(["runs"] if count > 1 and 4 in counts else [])]
         text = check_done(run(task(count, ",".join(tasks), folder)))
         if count == 2 and 4 in counts:
@@ -752,7 +755,7 @@ def shared_by(communicator, gradient, array):
     """(parameters, partition) of 1000 elements, of which each rank has a part of its own size."""
     bounds = [0, *(100 * rank + 64 for rank in range(1, communicator.size)), 1000]
     pieces = [0, *(2 * rank + 1 for rank in range(1, communicator.size)), 20]
-    parameters = types.SimpleNamespace(grad=gradient, data=array(1000))
+    parameters = types.SimpleNamespace(grad=gradient, data=array(1000), half=None)
     partition = types.SimpleNamespace(sharded=True, bounds=bounds, piece_bounds=pieces, partials=array(20))
     return parameters, partition
 
@@ -901,6 +904,42 @@ def test_the_largest_magnitudes_travel_with_the_loss(transport, monkeypatch):
         for step, (got, loss) in enumerate(found):
             np.testing.assert_array_equal(got.view(np.float32), largest[step])
             assert loss == 7 + 3 * step
+
+
+@pytest.mark.parametrize("name", ["peer", "nccl"])
+def test_weights_travel_in_16_bits(name, monkeypatch):
+    """What a step has read in float32 arrives so, all else in the copy alone, until the masters are gathered."""
+    nccl = Nccl(3)
+    monkeypatch.setattr(exchange, "import_nccl", lambda: nccl)
+    monkeypatch.setattr(exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+    updated = np.random.default_rng(0).standard_normal(256).astype(np.float32)
+
+    def body(communicator, gradient):
+        communicator.transport = name
+        parameters = FlatParameters(Linear(8, 24))  # a weight of 192 numbers, a bias with its gap in the last 64
+        parameters.keep_half(HALVES["bfloat16"])
+        parameters.grad = parameters.grad.view(GpuArray)
+        parameters.grad.backend = gradient.backend
+        partition = Partition(parameters, communicator)
+        partition.partials = partition.partials.astype(np.float32)  # as on a GPU
+        partition.exchange = exchange.make_exchange(communicator, parameters, partition)
+        parameters.begin_gradients()
+        assert parameters.parameters["bias"].data.shape == (24,)  # it is read
+        before, own = parameters.data.copy(), slice(partition.first, partition.stop)
+        parameters.data[own] = updated[own]
+        parameters.half[own] = updated[own].astype(parameters.half.dtype)
+        partition.gather_weights()
+        communicator.gather(None)
+        before[own], before[192:] = updated[own], updated[192:]
+        np.testing.assert_array_equal(parameters.data, before)
+        np.testing.assert_array_equal(parameters.half, updated.astype(parameters.half.dtype))
+        partition.gather_masters()
+        communicator.gather(None)
+        np.testing.assert_array_equal(parameters.data, updated)
+        return partition.exchange.name
+
+    assert on_threads(3, monkeypatch, body) == [name] * 3
 
 
 def test_auto_passes_over_what_one_rank_cannot_do_and_says_why(monkeypatch):
