@@ -16,7 +16,8 @@
     transport  where the sum is made                    its place in a captured step
     mpi        in MPI, from pinned host memory, bucket   the graph is cut where a bucket is complete and before the
                by bucket while the backward goes on      update; between two parts the host sends on what has arrived
-    peer       on the GPUs (kernels/peer_reduce.py)      inside the graph, six launches after the backward
+    peer       on the GPUs (kernels/peer_reduce.py)      inside the graph, six launches after the backward; beside it
+                                                         where overlap.py is switched on
     nccl       in NCCL                                   inside the graph, two calls after the backward
 
 On CPU ranks `mpi` sums the NumPy gradient in place. `peer` and `mpi` add in rank order, so they give the same bits, on
@@ -40,6 +41,7 @@ from ..kernels.peer_reduce import MAX_RANKS, STRIDE, peer_all_gather, peer_barri
 from ..kernels.quantise import share_largest
 from ..kernels.second_pass import settle
 from ..progress import tick, waiting
+from . import overlap
 from .buckets import Plan, Watch, parameters_of
 
 TEST_LIMIT = 60_000  # milliseconds that a rank may be late in the trial of `peer`: it may have to compile kernels
@@ -330,7 +332,7 @@ class PeerExchange(NoExchange):
     def __init__(self, communicator, parameters, partition=None):
         self.communicator, self.rank = communicator, communicator.rank
         self.gpu, self.gradient = parameters.grad.backend, parameters.grad
-        self.partition = shared_part(partition)
+        self.partition, self.overlap = shared_part(partition), overlap.Overlap(self, parameters)
         self._make_mail(parameters, communicator.size)
         self.flags = zeros(MAX_RANKS * STRIDE, np.int32, self.gpu)
         self.counter, self.status = (zeros(1, np.int32, self.gpu) for _ in range(2))
@@ -364,6 +366,8 @@ class PeerExchange(NoExchange):
         self.all_flags = [zeros(MAX_RANKS * STRIDE, np.int32, like)] * size
         self._add(zeros(1, np.float32, like))
         self._gather(self.gradients, partition and partition.bounds)
+        if overlap.BLOCKS:
+            overlap.plan(like, size)
         if partition:
             self.weights, self.partials = [parameters.data] * size, [partition.partials] * size
             self.gather_partials()
@@ -380,42 +384,57 @@ class PeerExchange(NoExchange):
                  for rank, arrays in enumerate(shared)]
         return [list(column) for column in zip(*ranks, strict=True)]
 
+    def watch(self):
+        return Watch(self.overlap) if overlap.BLOCKS else super().watch()
+
     def finish(self, loss):
+        if self.overlap.current is not None:
+            self._finish_overlapped(loss)
+            return
         self._add(loss)
         if not self.partition:
             self._gather(self.gradients)
 
+    def _finish_overlapped(self, loss):
+        """Where groups of gradients have left before (overlap.py)."""
+        self.mail.write(loss)
+        self.overlap.finish()  # with a barrier, so that every rank's mail is ready
+        peer_sum(self.mails, self.total)
+        copy_into(loss, self.total[:1])
+        if not self.partition:
+            self.barrier()  # nobody reads this rank's memory any longer
+
     def _add(self, loss):
         """Add up the own slice, and the mail."""
         self.mail.write(loss)
-        self._barrier()  # every rank's gradient and mail are ready
+        self.barrier()  # every rank's gradient and mail are ready
         peer_reduce_scatter(self.gradients, self.rank, bounds=self.partition and self.partition.bounds)
         peer_sum(self.mails, self.total)
         copy_into(loss, self.total[:1])
 
     def _gather(self, arrays, bounds=None):
         """Bring every rank's slice of such arrays here."""
-        self._barrier()  # every slice is there
+        self.barrier()  # every slice is there
         peer_all_gather(arrays, self.rank, bounds=bounds)
-        self._barrier()  # nobody reads this rank's memory any longer
+        self.barrier()  # nobody reads this rank's memory any longer
 
     def gather_partials(self):
         """Without a barrier after it: the one before the weights' is enough, as no partial is written until then."""
-        self._barrier()
+        self.barrier()
         peer_all_gather(self.partials, self.rank, bounds=self.partition.piece_bounds)
 
     def gather_weights(self):
         """Nor is there one here: before a rank writes a weight again it meets the others in the next step's first
         barriers. Whoever reads the weights in between may; they change nothing."""
-        self._barrier()
+        self.barrier()
         peer_all_gather(self.weights, self.rank, bounds=self.partition.bounds)
 
     def gather_mixed(self, mixed):
         """Nor here."""
-        self._barrier()
+        self.barrier()
         mixed.take(self.weights, *self.halves)
 
-    def _barrier(self):
+    def barrier(self):
         peer_barrier(self.all_flags, self.counter, self.status, self.rank, self.limit)
 
     def check(self, status=None):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from numdiff.distributed import buckets, exchange, launcher
+from numdiff.distributed import buckets, exchange, launcher, overlap
 from numdiff.distributed import communicator as distributed
 from numdiff.dtypes import HALVES
 from numdiff.errors import NumdiffError, UsageError
@@ -33,6 +33,7 @@ from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs, relative_er
 from tests.distributed import ranks
 from tests.distributed.hosts import two_hosts
 from tests.distributed.watched import watched
+from tests.nn.test_partition import Layers
 from tests.training.test_trainer import losses, make
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -795,6 +796,119 @@ def test_peers_that_share_the_update(count, monkeypatch):
 
     x = [np.random.default_rng(rank).standard_normal(1000).astype(np.float32) for rank in range(count)]
     check_gathered(on_threads(count, monkeypatch, body), sum(x[1:], x[0]))
+
+
+def step_of(rank, through, kind="unet"):
+    """(TrainingStep, model) of two images of this rank of two, and of each rank others."""
+    from numdiff.diffusion import Diffusion
+    from numdiff.nn import AdamW
+    from numdiff.training.step import TrainingStep
+    model = random_model(kind)
+    rng = np.random.default_rng(rank)
+    step = TrainingStep(model, Diffusion(), AdamW(model.parameters), 2, 1, exchange=through(model), seed=2, rank=rank,
+                        ranks=2)
+    step.load(rng.integers(0, 256, (2, 8, 8, 3), np.uint8), np.array([0, 1], np.int32))
+    return step, model
+
+
+class Streams(FakeGpu):
+    """Notes which launches go to the second stream, and when they are waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.log, self.second = [], ""
+
+    @contextlib.contextmanager
+    def forked(self):
+        self.second = "beside: "
+        yield
+        self.second = ""
+
+    def join(self):
+        self.log.append("join")
+
+    def note(self, text):
+        self.log.append(self.second + text)
+
+
+@pytest.mark.parametrize("kind", ["unet", "dit"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind, shared, monkeypatch):
+    """For every layer that there is; both ranks pass the same barriers in the same order, none but the last group's
+    after the join."""
+    alone = []
+    for rank in range(2):
+        step, model = step_of(rank, lambda model: None, kind)
+        loss, _ = step._gradients()
+        alone.append((model.parameters.grad.copy(), loss[0]))
+    monkeypatch.setattr(overlap, "BLOCKS", 4)
+
+    def noted(function):
+        def launcher(buffers, own, table, *, blocks):
+            own.backend.note(f"{function.__name__} {blocks}")
+            function(buffers, own, table)
+        return launcher
+
+    for function in overlap.peer_reduce_pieces, overlap.peer_copy_pieces:
+        monkeypatch.setattr(overlap, function.__name__, noted(function))
+
+    def body(communicator, gradient):
+        communicator.transport, gpu = "peer", Streams()
+
+        def through(model):
+            parameters = model.parameters
+            parameters.grad = parameters.grad.view(GpuArray)
+            parameters.grad.backend = gpu
+            partition = Partition(parameters, communicator) if shared else None
+            if shared:
+                partition.partials = partition.partials.astype(np.float32)
+            found = exchange.make_exchange(communicator, parameters, partition)
+            barrier = found.barrier
+            found.barrier = lambda: (gpu.note("barrier"), barrier())
+            return found
+
+        step, model = step_of(communicator.rank, through, kind)
+        results = []
+        for _ in range(2):
+            gpu.log.clear()
+            loss, _ = step._gradients(exchange=step.exchange)
+            gpu.log.append("backward has ended")
+            step.exchange.finish(loss)
+            own = slice(*step.exchange.partition.bounds[communicator.rank:][:2]) if shared else slice(None)
+            results.append((own, np.array(model.parameters.grad)[own], loss[0]))
+            communicator.gather(None)
+        return results, gpu.log
+
+    (first, log), (second, other) = on_threads(2, monkeypatch, body)
+    for own, gradient, loss in (*first, *second):
+        np.testing.assert_array_equal(gradient, (alone[0][0] + alone[1][0])[own])
+        assert loss == alone[0][1] + alone[1][1]
+    assert log == other
+    group = ["barrier", "peer_reduce_pieces 4", *([] if shared else ["barrier", "peer_copy_pieces 4"])]
+    last = [text.replace("4", "None") for text in group]
+    at = log.index("backward has ended")
+    assert log[at + 1:] == ["join", *last, *([] if shared else ["barrier"])]
+    beside = [f"beside: {text}" for text in group]
+    assert len(log[:at]) >= 4 * len(group) and log[:at] == beside * (at // len(group))
+
+
+def test_groups_leave_out_what_is_complete_late():
+    """A parameter in the middle of the buffer whose gradient comes last holds up none of its neighbours."""
+    parameters = FlatParameters(Layers())
+    first, late, last = (parameters.parameters[f"{name}.weight"] for name in ("first", "second", "third"))
+    biases = [parameters.parameters[f"{name}.bias"] for name in ("first", "second", "third")]
+    groups = overlap.groups_of(parameters, [[last, biases[2]], [first, biases[0], biases[1]], [late]], 0, 2, None)
+    assert [group.ready for group in groups] == [0, 1, 2]
+    assert [set(map(id, group.parameters)) for group in groups] == [
+        {id(last), id(biases[2])}, {id(first), id(biases[0]), id(biases[1])}, {id(late)}]
+    rows = [sorted((first, count) for _, first, _, count in np.concatenate([group.own, group.others]).tolist())
+            for group in groups]
+    assert rows == [[(256, 128)], [(0, 128), (192, 64)], [(128, 64)]]
+    assert groups[0].complete
+    last.stale = True  # its operation was left out
+    assert not groups[0].complete
+    parts = overlap.groups_of(parameters, [[last, first, late, *biases]], 1, 2, [0, 192, 384])
+    assert parts[0].own.tolist() == [[1, 192, 192, 192]] and parts[0].others.tolist() == [[0, 0, 0, 192]]
 
 
 class Nccl:

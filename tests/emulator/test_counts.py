@@ -952,6 +952,15 @@ def test_copied_pieces_cost(half):
     assert t.distinct_bytes == moved + 2 * n * half + 32 and flops == t.total_flops == 0  # half of float32; a row
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_summed_pieces_cost(ranks):
+    n = 8 * peer_pieces.BLOCK  # so that no thread adds up zeros
+    t = Counted(lambda u: peer_pieces.peer_reduce_pieces(
+        [u(n) for _ in range(ranks)], u(n), upload(peer_pieces.pieces_of([(0, 0, 0, n)]), u.device))).total
+    moved, flops = peer_pieces.peer_reduce_pieces_cost(n, ranks)
+    assert t.distinct_bytes == moved + 24 and t.total_flops == flops  # three numbers of the piece
+
+
 def test_linear_costs():
     """A 64 × 64 tile is computed whole: at these sizes all of it is wanted."""
     rows, n, k = 64, 64, 16

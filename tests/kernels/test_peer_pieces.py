@@ -26,6 +26,19 @@ def test_each_piece_comes_from_its_buffer(engine, rng, ranks):
     P.peer_copy_pieces([y], y, engine(P.pieces_of([])))  # of nothing
 
 
+@pytest.mark.parametrize("blocks", [None, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_sums_are_those_of_the_whole_buffer(engine, rng, ranks, blocks):
+    """The same bits as where each rank adds up one slice."""
+    x = rng.standard_normal((ranks, P.PIECE + 256)).astype(np.float32)
+    ranges, y = [(0, 4, 4, 36), (1, 64, 64, P.PIECE + 4), (0, P.PIECE + 128, 0, 4)], engine(np.zeros(P.PIECE + 256))
+    P.peer_reduce_pieces([engine(row) for row in x], y, engine(P.pieces_of(ranges)), blocks)
+    want, total = np.zeros(P.PIECE + 256, np.float32), sum(x[1:], x[0])  # in rank order, in float32
+    for _, first, to, count in ranges:
+        want[to:to + count] = total[first:first + count]
+    engine.check_equal(y, engine(want))
+
+
 @pytest.mark.parametrize("kind", sorted(HALVES))
 def test_the_copy_of_16_bits_is_rounded_on_the_way_or_copied(engine, rng, kind):
     """The bits of each: a number that is sent and rounded, and one that was rounded and is sent."""
@@ -47,4 +60,5 @@ def test_bad_input_says_so(engine):
 
 
 def test_cost():
+    assert P.peer_reduce_pieces_cost(10, 4) == (200, 30)
     assert P.peer_copy_pieces_cost(10) == (80, 0) and P.peer_copy_pieces_cost(10, half=True) == (100, 0)

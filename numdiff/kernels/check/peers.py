@@ -48,7 +48,9 @@ def peer_cases():
                 "pieces": peer_pieces.pieces_of(ranges)}
 
     yield Case("peer_copy_pieces", some, in_place(
-        lambda a, v: peer_pieces.peer_copy_pieces(buffers(a, 3), a.y, a.pieces), "y"))
+        lambda a, v: peer_pieces.peer_copy_pieces(buffers(a, 3), a.y, a.pieces, blocks=2), "y"))
+    yield Case("peer_reduce_pieces", some, in_place(
+        lambda a, v: peer_pieces.peer_reduce_pieces(buffers(a, 3), a.y, a.pieces, blocks=2), "y"))
     yield Case("peer_copy_pieces", some, in_place(
         lambda a, v: peer_pieces.peer_copy_pieces(buffers(a, 3), a.y, a.pieces, a.half), "y", "half"),
         tolerance=HALF_TOLERANCE, label="with a copy of 16 bits")
