@@ -35,12 +35,12 @@ _CTYPES = {np.dtype(t): c for t, c in ((np.int32, ctypes.c_int32), (np.uint32, c
 
 
 class Mapping:
-    """Memory of another process's GPU, seen from this one."""
+    """Memory of another process's GPU, seen from this one. users: how many of its arrays are open."""
 
-    __slots__ = ("address",)
+    __slots__ = ("address", "users")
 
     def __init__(self, address):
-        self.address = address
+        self.address, self.users = address, 0
 
 
 class Turn:
@@ -336,13 +336,18 @@ class Gpu:
             ctypes.memmove(handle.getPtr(), data, IPC_HANDLE_BYTES)
             lazy = self._driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
             self._opened[data] = Mapping(int(self.check(self._driver.cuIpcOpenMemHandle(handle, lazy.value))))
+        self._opened[data].users += 1
         return DeviceArray(self, shape, dtype, self._opened[data], offset)
 
-    def close_shared(self):
-        """Unmap what `open_shared` has opened; no kernel may use it any more."""
+    def close_shared(self, arrays):
+        """Unmap arrays that `open_shared` has opened, which no kernel may use any more."""
         self.synchronize()
-        while self._opened:
-            self.check(self._driver.cuIpcCloseMemHandle(self._opened.popitem()[1].address))
+        for array in arrays:
+            array.memory.users -= 1
+        for data, mapping in [*self._opened.items()]:
+            if not mapping.users:
+                del self._opened[data]
+                self.check(self._driver.cuIpcCloseMemHandle(mapping.address))
 
     def synchronize(self):
         """Wait until everything launched so far has run."""

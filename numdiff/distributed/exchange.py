@@ -19,6 +19,8 @@
     peer       on the GPUs (kernels/peer_reduce.py)      inside the graph, six launches after the backward; beside it
                                                          where overlap.py is switched on
     nccl       in NCCL                                   inside the graph, two calls after the backward
+    peer+…     by peer within each host, then by one     those of both, one after the other
+               of the others between hosts
 
 On CPU ranks `mpi` sums the NumPy gradient in place. `peer` and `mpi` add in rank order, so they give the same bits, on
 every rank, whether ranks share the update or not. With `nccl` every rank ends with the same bits because the library
@@ -37,12 +39,20 @@ import numpy as np
 from ..device import HostTwin, between, copy_into, download, fill_zero, is_device, with_dtype, zeros
 from ..device.array import as_words
 from ..errors import NumdiffError, UsageError
-from ..kernels.peer_reduce import MAX_RANKS, STRIDE, peer_all_gather, peer_barrier, peer_reduce_scatter, peer_sum
+from ..kernels.peer_reduce import (
+    MAX_RANKS,
+    STRIDE,
+    peer_all_gather,
+    peer_barrier,
+    peer_reduce_scatter,
+    peer_sum,
+    slice_of,
+)
 from ..kernels.quantise import share_largest
 from ..kernels.second_pass import settle
 from ..progress import tick, waiting
 from . import overlap
-from .buckets import Plan, Watch, parameters_of
+from .buckets import BUCKET, Plan, Watch, parameters_of
 
 TEST_LIMIT = 60_000  # milliseconds that a rank may be late in the trial of `peer`: it may have to compile kernels
 STEP_LIMIT = 600_000  # and in a step
@@ -331,12 +341,13 @@ class PeerExchange(NoExchange):
 
     def __init__(self, communicator, parameters, partition=None):
         self.communicator, self.rank = communicator, communicator.rank
+        self.numbers = range(communicator.size)  # of these ranks among all
         self.gpu, self.gradient = parameters.grad.backend, parameters.grad
         self.partition, self.overlap = shared_part(partition), overlap.Overlap(self, parameters)
         self._make_mail(parameters, communicator.size)
         self.flags = zeros(MAX_RANKS * STRIDE, np.int32, self.gpu)
         self.counter, self.status = (zeros(1, np.int32, self.gpu) for _ in range(2))
-        self.limit = TEST_LIMIT
+        self.limit, self.mapped = TEST_LIMIT, []  # the arrays of other ranks
         self.gpu.synchronize()  # the flags are zero before anybody may write to them
         try:
             arrays = [self.gradient, self.mail.numbers, self.flags]
@@ -349,7 +360,7 @@ class PeerExchange(NoExchange):
                 self.weights, self.partials, *self.halves = more
             communicator.build(try_sums, self, communicator, self.gradient, self.partition)
         except NumdiffError:
-            self.gpu.close_shared()
+            self.gpu.close_shared(self.mapped)
             raise
         self.limit = STEP_LIMIT
         atexit.register(self.close)
@@ -364,8 +375,8 @@ class PeerExchange(NoExchange):
         self.counter, self.status = (zeros(1, np.int32, like) for _ in range(2))
         self.gradients, self.mails, self.partition = [like] * size, [self.mail.numbers] * size, partition
         self.all_flags = [zeros(MAX_RANKS * STRIDE, np.int32, like)] * size
-        self._add(zeros(1, np.float32, like))
-        self._gather(self.gradients, partition and partition.bounds)
+        self.add(zeros(1, np.float32, like))
+        self.gather(partition and partition.bounds)
         if overlap.BLOCKS:
             overlap.plan(like, size)
         if partition:
@@ -380,9 +391,12 @@ class PeerExchange(NoExchange):
 
     def _open(self, shared, own):
         """The arrays of every rank: its own as they are, the others' mapped."""
-        ranks = [[self.gpu.open_shared(s) for s in arrays] if rank != self.rank else own
-                 for rank, arrays in enumerate(shared)]
+        ranks = [[self._map(s) for s in arrays] if rank != self.rank else own for rank, arrays in enumerate(shared)]
         return [list(column) for column in zip(*ranks, strict=True)]
+
+    def _map(self, shared):
+        self.mapped.append(self.gpu.open_shared(shared))
+        return self.mapped[-1]
 
     def watch(self):
         return Watch(self.overlap) if overlap.BLOCKS else super().watch()
@@ -391,9 +405,9 @@ class PeerExchange(NoExchange):
         if self.overlap.current is not None:
             self._finish_overlapped(loss)
             return
-        self._add(loss)
+        self.add(loss)
         if not self.partition:
-            self._gather(self.gradients)
+            self.gather()
 
     def _finish_overlapped(self, loss):
         """Where groups of gradients have left before (overlap.py)."""
@@ -404,7 +418,7 @@ class PeerExchange(NoExchange):
         if not self.partition:
             self.barrier()  # nobody reads this rank's memory any longer
 
-    def _add(self, loss):
+    def add(self, loss):
         """Add up the own slice, and the mail."""
         self.mail.write(loss)
         self.barrier()  # every rank's gradient and mail are ready
@@ -412,10 +426,10 @@ class PeerExchange(NoExchange):
         peer_sum(self.mails, self.total)
         copy_into(loss, self.total[:1])
 
-    def _gather(self, arrays, bounds=None):
-        """Bring every rank's slice of such arrays here."""
+    def gather(self, bounds=None):
+        """Bring every rank's slice of the gradient here."""
         self.barrier()  # every slice is there
-        peer_all_gather(arrays, self.rank, bounds=bounds)
+        peer_all_gather(self.gradients, self.rank, bounds=bounds)
         self.barrier()  # nobody reads this rank's memory any longer
 
     def gather_partials(self):
@@ -440,13 +454,14 @@ class PeerExchange(NoExchange):
     def check(self, status=None):
         late = int((download(self.status) if status is None else status)[0])
         if late:
-            raise NumdiffError(f"the GPU of rank {self.rank} waited {self.limit // 1000} s for that of rank {late - 1} "
-                               "in vain; if it repeats, use --transport mpi.")
+            raise NumdiffError(f"the GPU of rank {self.numbers[self.rank]} waited {self.limit // 1000} s for that of "
+                               f"rank {self.numbers[late - 1]} in vain; if it repeats, use --transport mpi.")
 
     def close(self):
         atexit.unregister(self.close)
         with contextlib.suppress(NumdiffError):  # a GPU that has failed: the driver cleans up after the process
-            self.gpu.close_shared()
+            mapped, self.mapped = self.mapped, []
+            self.gpu.close_shared(mapped)
 
 
 # nccl -----------------------------------------------------------------------------------------------------------------
@@ -524,33 +539,94 @@ def import_nccl():
                          "auto.") from error
 
 
+# peer within hosts, another between them ------------------------------------------------------------------------------
+
+class Slice:
+    """As much of `FlatParameters` as the sum of a part of the gradient needs."""
+
+    def __init__(self, gradient):
+        self.grad, self.total = gradient, gradient.size
+        self.index = [{"offset": first} for first in range(0, self.total, BUCKET)]
+        self.parameters = dict.fromkeys(range(len(self.index)))
+
+
+class HostsExchange(NoExchange):
+    """`peer` within each host, NCCL or MPI between hosts, of which each has as many ranks.
+
+    The ranks of a host each add up a slice over the host; those of the same number on all hosts add up that slice; then
+    each host gathers its slices. So a host's numbers cross the network once, and each of its ranks carries a part. The
+    hosts' sums are added up, which gives other bits than rank order. Collective; raises `NumdiffError` on every rank
+    where one of them cannot.
+    """
+
+    def __init__(self, communicator, parameters, between_hosts):
+        inside, across = communicator.split()
+        self.inside = communicator.build(PeerExchange, inside, parameters)
+        self.inside.numbers = inside.gather(communicator.rank)
+        try:
+            own = parameters.grad[slice(*slice_of(parameters.grad.size, inside.rank, inside.size))]
+            self.across = communicator.build(between_hosts, across, Slice(own))
+            self.name = f"peer+{self.across.name}"
+            communicator.build(try_sums, self, communicator, parameters.grad, None)
+        except NumdiffError:
+            self.inside.close()
+            raise
+
+    @property
+    def status(self):
+        return self.inside.status
+
+    @property
+    def mail(self):
+        return self.inside.mail
+
+    def finish(self, loss):
+        self.inside.add(loss)
+        self.across.finish(loss)
+        self.inside.gather()
+
+    def check(self, status=None):
+        self.inside.check(status)
+        self.across.check()
+
+    def close(self):
+        self.inside.close()
+        self.across.close()
+
+
 # The choice -----------------------------------------------------------------------------------------------------------
 
 def make_exchange(communicator, parameters, partition=None):
     """The exchange for a model's `FlatParameters`, by the communicator's transport. Collective.
 
     partition: the `Partition` of the update, which the exchange then serves
-    auto: CPU ranks use mpi. On GPUs each of peer (on one host), nccl (where it is installed) and mpi is made. What
-    fails its trial is passed over, and the fastest of the others is kept, by the time of a sum of this very gradient;
-    of two that are nearly as fast the first. `exchange.why` says what was measured and what was passed over.
+    auto: CPU ranks use mpi. On GPUs each of peer (on one host), nccl (where it is installed) and mpi is made; on
+    several hosts with several ranks each, peer within them and nccl or mpi between them, too; these alone where peer is
+    asked for. What fails its trial is passed over, and the fastest of the others is kept, by the time of a sum of this
+    very gradient; of two that are nearly as fast the first. `exchange.why` says what was measured and passed over.
     """
     wanted, kinds = communicator.transport, {"mpi": MpiExchange, "peer": PeerExchange, "nccl": NcclExchange}
     if communicator.size == 1:
         return NoExchange()
+    over_hosts = wanted == "peer" and communicator.hosts > 1
     if wanted != "auto":
-        refuse(communicator, parameters, wanted)
-        return kinds[wanted](communicator, parameters, partition)
+        refuse(communicator, parameters, wanted, partition)
+        if not over_hosts:
+            return kinds[wanted](communicator, parameters, partition)
     made, reasons = [], {}
-    for name in candidates(communicator, parameters):
+    for name in candidates(communicator, parameters, partition):
+        if over_hosts and not name.startswith("peer"):
+            continue
         try:
-            refuse(communicator, parameters, name)
-            exchange = (kinds[name](communicator, parameters, partition) if name != "mpi" else
+            inside, _, across = name.rpartition("+")
+            exchange = (HostsExchange(communicator, parameters, kinds[across]) if inside else
+                        kinds[name](communicator, parameters, partition) if name != "mpi" else
                         communicator.build(MpiExchange, communicator, parameters, partition))
             made.append(exchange)
         except NumdiffError as error:
             reasons[name] = str(error)
     if not made:
-        raise NumdiffError(reasons["mpi"])
+        raise NumdiffError([*reasons.values()][-1])
     chosen, told = made[0], []
     if len(made) > 1:
         times = [seconds_of(exchange, communicator, parameters, shared_part(partition)) for exchange in made]
@@ -601,14 +677,26 @@ def try_sums(exchange, communicator, gradient, partition):
     gradient.backend.synchronize()
 
 
-def candidates(communicator, parameters):
+def candidates(communicator, parameters, partition):
     """Names of the transports that may suit these ranks. NCCL is not among them where a rank lacks it and there is
     another way between the GPUs."""
     if not is_device(parameters.grad):
         return ["mpi"]
     everywhere = all(communicator.gather(importlib.util.find_spec("nccl") is not None))
     one_host = communicator.hosts == 1 and communicator.size <= MAX_RANKS
-    return [*(["peer"] if one_host else []), *(["nccl"] if everywhere or not one_host else []), "mpi"]
+    hosts = why_not_hosts(communicator, parameters, partition) is None
+    return [*(["peer"] if one_host else []), *(["nccl"] if everywhere or not one_host else []),
+            *(["peer+nccl"] if hosts and everywhere else []), *(["peer+mpi"] if hosts else []), "mpi"]
+
+
+def why_not_hosts(communicator, parameters, partition):
+    """Why `HostsExchange` does not suit these ranks, or None. Collective."""
+    counts = communicator.gather(communicator.local_size) if communicator.hosts > 1 else [1]
+    if not 1 < min(counts) == max(counts) <= MAX_RANKS:
+        return f"takes 2 to {MAX_RANKS} ranks on each of several hosts, as many on all"
+    if shared_part(partition) or getattr(parameters, "float8", None) is not None:
+        return "shares neither the update nor the scales of fp8 over several hosts"
+    return None
 
 
 def seconds_of(exchange, communicator, parameters, shared):
@@ -644,11 +732,12 @@ def seconds_of(exchange, communicator, parameters, shared):
     return min(map(max, zip(*communicator.gather(times), strict=True)))
 
 
-def refuse(communicator, parameters, name):
+def refuse(communicator, parameters, name, partition):
     """Raise a `UsageError` where a transport does not suit these ranks."""
     if name in ("peer", "nccl") and not is_device(parameters.grad):
         raise UsageError(f"--transport {name} joins GPUs, and these ranks run on the CPU; use --transport mpi.")
     if name == "peer" and communicator.hosts > 1:
-        raise UsageError(f"--transport peer needs all ranks on one host, not {communicator.hosts}; use nccl or mpi.")
-    if name == "peer" and communicator.size > MAX_RANKS:
+        if why := why_not_hosts(communicator, parameters, partition):
+            raise UsageError(f"--transport peer {why}; use nccl or mpi.")
+    elif name == "peer" and communicator.size > MAX_RANKS:
         raise UsageError(f"--transport peer takes at most {MAX_RANKS} ranks, not {communicator.size}; use nccl or mpi.")

@@ -179,7 +179,9 @@ def test_arrays_of_one_allocation_are_opened_once_and_keep_their_places():
     assert opened == [5 << 26]
     assert [gpu.pointer(a) - (1 << 40) for a in there] == [(5 << 26) + 4096, (5 << 26) + 8192]
     assert [(a.shape, a.dtype) for a in there] == [((100,), np.float32), ((7,), np.int32)]
-    gpu.close_shared()
+    gpu.close_shared(there[:1])
+    assert not closed  # another one of the allocation is in use
+    gpu.close_shared(there[1:])
     assert closed == [(5 << 26) + (1 << 40)] and not gpu._opened
 
 

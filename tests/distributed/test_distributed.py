@@ -75,7 +75,8 @@ def folder(tmp_path_factory, counts):
     folder = tmp_path_factory.mktemp("ranks")
     for count in counts:
         several = ["methods", "sharded", "sharded_in_16_bits", "float8", *(["sharded_further"] if 4 in counts else [])]
-        tasks = ["steps", *(several if count > 1 else []), *(["runs"] if count > 1 and 4 in counts else [])]
+        tasks = ["steps", *(several if count > 1 else []), *(["runs"] if count > 1 and 4 in counts else []),
+                 *(["over_hosts"] if count == 4 else [])]
         text = check_done(run(task(count, ",".join(tasks), folder)))
         if count == 2 and 4 in counts:
             assert text.count("resumed after step 5 of 10") == 1 and "ranks     2 on 1 host; gradients by mpi" in text
@@ -102,6 +103,12 @@ def test_ranks_train_as_one(folder, counts):
 @needs("mpi")
 def test_every_method_of_the_communicator(folder, counts):
     assert len(list(folder.glob("methods-*"))) == max(counts)
+
+
+@needs("mpi")
+@where(lambda counts: 4 in counts)
+def test_sums_over_hosts_have_the_order_of_the_hosts(folder, counts):
+    assert len(list(folder.glob("over-hosts-*"))) == 4
 
 
 @needs("mpi")
@@ -645,7 +652,7 @@ class Threads:
     """A communicator of threads, for what runs on GPUs with a memory that all can read."""
 
     def __init__(self, rank, size, board, barrier):
-        self.rank, self.size, self.hosts, self.transport = rank, size, 1, "auto"
+        self.rank, self.size, self.hosts, self.local_size, self.transport = rank, size, 1, 1, "auto"
         self.board, self.wall = board, barrier
 
     def gather(self, value):
@@ -686,7 +693,7 @@ class FakeGpu:
     def open_shared(self, shared):
         return shared
 
-    def close_shared(self):
+    def close_shared(self, arrays):
         self.closed += 1
 
     def synchronize(self):
@@ -694,9 +701,10 @@ class FakeGpu:
 
 
 class GpuArray(np.ndarray):
-    """A NumPy array that says which GPU it is on."""
+    """A NumPy array that says which GPU it is on; so do its slices."""
 
-    backend = None
+    def __array_finalize__(self, source):
+        self.backend = getattr(source, "backend", None)
 
 
 MPI_EXCHANGE = exchange.MpiExchange
@@ -1054,6 +1062,68 @@ def test_weights_travel_in_16_bits(name, monkeypatch):
         return partition.exchange.name
 
     assert on_threads(3, monkeypatch, body) == [name] * 3
+
+
+def on_two_hosts(communicator, boards):
+    """The communicator of four threads as that of two hosts of two ranks."""
+    host, number = divmod(communicator.rank, 2)
+    communicator.hosts = communicator.local_size = 2
+    inside, across = (number, 2, *boards["on host", host]), (host, 2, *boards["with", number])
+    communicator.split = lambda: (Threads(*inside), Threads(*across))
+    return number
+
+
+@pytest.mark.parametrize("transport", ["auto", "peer"])
+def test_several_hosts_add_up_within_and_then_between(transport, monkeypatch):
+    """The slices of each host's sums, by NCCL; chosen among what these ranks can use, as it is the fastest."""
+    groups = [(kind, k) for kind in ("on host", "with") for k in range(2)]
+    boards = {group: ([None] * 2, threading.Barrier(2, timeout=30)) for group in groups}
+    between, tried, this = [Nccl(2), Nccl(2)], [], threading.local()
+    kinds = {"nccl": exchange.NcclExchange}
+
+    def flat_nccl(communicator, *rest):
+        if communicator.size == 4:
+            tried.append("nccl")
+            raise NumdiffError("it is slow.")
+        return kinds["nccl"](communicator, *rest)
+
+    monkeypatch.setattr(exchange, "NcclExchange", flat_nccl)
+    monkeypatch.setattr(exchange, "import_nccl", lambda: this.nccl)
+    monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+
+    def body(communicator, gradient):
+        this.nccl = between[on_two_hosts(communicator, boards)]
+        communicator.transport = transport
+        through = exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient))
+        found, rows = [], np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)
+        for _ in range(2):
+            gradient[...], loss = rows[communicator.rank], np.array([2.0**communicator.rank], np.float32)
+            through.finish(loss)
+            np.testing.assert_array_equal(gradient, (rows[0] + rows[1]) + (rows[2] + rows[3]))
+            found.append(loss[0])
+        return through.name, through.why, through.inside.numbers, found
+
+    for rank, (name, why, numbers, found) in enumerate(on_threads(4, monkeypatch, body)):
+        assert name == "peer+nccl" and numbers == [rank // 2 * 2, rank // 2 * 2 + 1] and found == [15, 15]
+        assert "Not peer+mpi: threads have no MPI." in why and ("Not nccl: it is slow." in why) == (transport == "auto")
+    assert tried == ["nccl"] * 4 * (transport == "auto")
+
+
+@pytest.mark.parametrize("counts, shares, said", [
+    ((2, 2, 1), False, "takes 2 to 8 ranks on each of several hosts, as many on all; use nccl or mpi"),
+    ((2, 2, 2), True, "shares neither the update nor the scales of fp8 over several hosts; use nccl or mpi")])
+def test_ranks_on_several_hosts_that_peer_does_not_suit(counts, shares, said, monkeypatch):
+    def body(communicator, gradient):
+        communicator.transport, communicator.hosts, communicator.local_size = "peer", 2, counts[communicator.rank]
+        try:
+            exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient),
+                                   types.SimpleNamespace(sharded=shares))
+        except UsageError as error:
+            return str(error)
+
+    assert all(said in text for text in on_threads(3, monkeypatch, body))
 
 
 def test_auto_passes_over_what_one_rank_cannot_do_and_says_why(monkeypatch):
