@@ -225,7 +225,7 @@ class Emulator(MemorySpaces, Reports):
         if self.recorder is not None:
             self.recorder.launch(self, grid, block)
         errors, collects = np.seterr(all="ignore"), gc.isenabled()
-        gc.disable()  # a launch makes millions of objects and hardly a cycle: looking for them takes a tenth of its time
+        gc.disable()  # a launch makes millions of objects and few cycles; to look for those takes a tenth of its time
         try:
             self.scheduler.run(((x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])),
                                cluster)
