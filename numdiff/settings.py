@@ -131,7 +131,7 @@ class Run:
         choices=("auto", "cpu", "cuda", "emulator"), resume=True)
     transport: str = setting("auto",
         "How gradients travel between the ranks of mpiexec; auto: mpi between CPU ranks, on GPUs the fastest of peer "
-        "(on one host), nccl (if it is installed) and mpi, as measured at the start.",
+        "(on one host, or within each), nccl (if it is installed) and mpi, as measured at the start.",
         choices=("auto", "mpi", "peer", "nccl"), resume=True)
     shard_update: str = setting("auto",
         "Whether each of several ranks updates its part of the weights alone, and holds the moments and averages of "

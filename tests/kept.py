@@ -1,4 +1,5 @@
-"""What compilers say, kept for all workers and for the next run under a digest of all that it comes from.
+"""What compilers say, and what bits kernels gave, kept for all workers and for the next run under a digest of all that
+it comes from.
 
 That is the kernel's source, with that of all functions it calls and files it imports, and the constants it was made
 with; the compilers' versions; what was asked. It lies in pytest's cache (`pytest --cache-clear` empties it), where
@@ -17,7 +18,7 @@ import numdiff
 from numdiff.device.kernel_cache import toolchain
 from tests.kernels.ptx_equal import Sources, find_ptxas, hash_of, made_of
 
-__all__ = ["begin", "find_ptxas", "ptx", "said"]
+__all__ = ["begin", "find_ptxas", "ptx", "recall", "remember", "said", "whole_package"]
 
 FORTNIGHT = 14 * 24 * 3600
 folder = None  # a pathlib.Path, or None: nothing is kept
@@ -51,15 +52,35 @@ def ptx(kernel, signature, capabilities, make):
 
 def said(make, *texts):
     """make(), which is JSON; or what it gave for the same texts."""
+    answer = recall(*texts)
+    if answer is None:
+        answer = make()
+        remember(answer, *texts)
+    return answer
+
+
+def recall(*texts):
+    """What was kept for these texts; None where there is nothing."""
     if folder is None:
-        return make()
+        return None
     path = folder / hash_of(*texts, toolchain(), sys.version)
     with contextlib.suppress(OSError, ValueError, zlib.error):
         answer = json.loads(zlib.decompress(path.read_bytes()))
         os.utime(path)
         return answer
-    answer = make()
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_bytes(zlib.compress(json.dumps(answer).encode(), 1))
-    unfinished.replace(path)
-    return answer
+    return None
+
+
+def remember(answer, *texts):
+    """Keep an answer, which is JSON, for these texts."""
+    if folder is not None:
+        path = folder / hash_of(*texts, toolchain(), sys.version)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_bytes(zlib.compress(json.dumps(answer).encode(), 1))
+        unfinished.replace(path)
+
+
+@functools.cache
+def whole_package():
+    """A text that changes with any file of numdiff."""
+    return hash_of(*sources().texts.values())

@@ -30,6 +30,7 @@ from ..kernels import (
     linear,
     linear_group,
     matmul,
+    peer_pieces,
     peer_reduce,
     quantise,
     random,
@@ -460,6 +461,8 @@ def problems():
     add(vlb.hybrid_loss_backward, **hybrid)
     add(peer_reduce.peer_reduce_scatter, note="both ranks' arrays on one card", buffers=[flat, single(PARAMETERS)],
         rank=0, moved=3 * 4 * PARAMETERS // 2)
+    add(peer_pieces.peer_copy_pieces, note="both ranks' arrays on one card", buffers=[flat], y=single(PARAMETERS),
+        pieces=integers(peer_pieces.pieces_of([(0, 0, 0, PARAMETERS // 4)]), np.int64), moved=2 * PARAMETERS)
     return found
 
 

@@ -1,4 +1,6 @@
 """What runs a kernel: arrays, the memory arena, the GPU and its stand-ins, intrinsics, counted randomness."""
+import contextlib
+
 from ..errors import UsageError
 from .array import (
     AnyArray,
@@ -25,10 +27,11 @@ from .replay import Replayed
 from .system_scope import load_acquire, nanoseconds, store_release
 
 __all__ = ["AnyArray", "DeviceArray", "HostTwin", "PtxError", "Replayed", "opaque", "between", "choose_gpu",
-           "copy_into", "cores", "cuda", "download", "empty", "empty_like", "fill_zero", "float32", "get_backend",
-           "get_gpu", "gpu_count", "int32", "int64", "is_device", "is_planned", "lasting", "launch", "load4",
-           "load_acquire", "nanoseconds", "over_batch", "product", "set_poison", "share_cores", "side_by_side",
-           "store4", "store_release", "synchronize", "uint32", "upload", "why_no_gpu", "with_dtype", "zeros"]
+           "copy_into", "cores", "cuda", "download", "empty", "empty_like", "fill_zero", "float32", "forked",
+           "get_backend", "get_gpu", "gpu_count", "int32", "int64", "is_device", "is_planned", "join", "lasting",
+           "launch", "load4", "load_acquire", "nanoseconds", "over_batch", "product", "set_poison", "share_cores",
+           "side_by_side", "store4", "store_release", "synchronize", "uint32", "upload", "why_no_gpu", "with_dtype",
+           "zeros"]
 
 
 def get_backend(name, index=None):
@@ -58,6 +61,18 @@ def between(backend, action):
         backend.between(action)
     else:
         action()
+
+
+def forked(backend):
+    """Context: what is launched inside runs beside what is launched after it, until `join`; elsewhere than on a GPU
+    everything runs one after the other."""
+    return backend.forked() if hasattr(backend, "forked") else contextlib.nullcontext()
+
+
+def join(backend):
+    """What is launched from now on waits for what was launched within `forked`."""
+    if hasattr(backend, "join"):
+        backend.join()
 
 
 def synchronize(like):

@@ -35,12 +35,12 @@ _CTYPES = {np.dtype(t): c for t, c in ((np.int32, ctypes.c_int32), (np.uint32, c
 
 
 class Mapping:
-    """Memory of another process's GPU, seen from this one."""
+    """Memory of another process's GPU, seen from this one. users: how many of its arrays are open."""
 
-    __slots__ = ("address",)
+    __slots__ = ("address", "users")
 
     def __init__(self, address):
-        self.address = address
+        self.address, self.users = address, 0
 
 
 class Turn:
@@ -75,6 +75,9 @@ class Gpu:
     tf32 = PerThread(False)
     turn = Turn()
     _arena = PerThread(None)  # the current one; None: the first
+    _branch = None  # of `forked`: a second stream, events of fork and join, and with which options a graph is made then
+    _joined = True  # whether nothing is launched there that the first has not waited for
+    _waits = False  # whether the next kernel follows others than the one that was launched before it
 
     def __init__(self, index=0):
         from cuda.bindings import driver
@@ -252,14 +255,51 @@ class Gpu:
                 return
         action()
 
+    @contextlib.contextmanager
+    def forked(self):
+        """What is launched inside the context goes to a second stream: it waits for all that was launched before, and
+        runs beside what follows, until `join`. Its blocks are placed before those that wait in the first stream.
+
+        Captured, it becomes a branch of the graph. No array that it reads or writes may be freed before the join.
+        """
+        with self.turn:
+            self._branch = self._branch or self._open_branch()
+            stream, fork, *_ = self._branch
+            self.check(self._driver.cuEventRecord(fork, self._handle))
+            self.check(self._driver.cuStreamWaitEvent(int(stream.handle), fork, 0))
+            outer = self._target, self._handle
+            self._target, self._handle, self._joined, self._waits = stream, int(stream.handle), False, True
+            try:
+                yield
+            finally:
+                self._target, self._handle = outer
+
+    def _open_branch(self):
+        from cuda.core import StreamOptions
+        from cuda.core.graph import GraphCompleteOptions
+        flag = self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value
+        return (self.device.create_stream(options=StreamOptions(nonblocking=True, priority=-1)),
+                *(self.check(self._driver.cuEventCreate(flag)) for _ in range(2)),
+                GraphCompleteOptions(use_node_priority=True))
+
+    def join(self):
+        """What is launched from now on waits for what was launched within `forked`."""
+        with self.turn:
+            if not self._joined:
+                stream, _, join, _ = self._branch
+                self.check(self._driver.cuEventRecord(join, int(stream.handle)))
+                self.check(self._driver.cuStreamWaitEvent(self._handle, join, 0))
+                self._joined = self._waits = True
+
     def _begin_part(self):
         self._target = self.stream.create_graph_builder()
         self._target.begin_building("relaxed")  # relaxed: loading a kernel for the first time is allowed meanwhile
 
     def _end_part(self):
+        self.join()  # a graph cannot end before its branches
         builder, self._target = self._target, self.stream
         builder.end_building()
-        graph = builder.complete()
+        graph = builder.complete(*(self._branch or ())[3:])
 
         def launch():
             with self.turn:
@@ -296,13 +336,18 @@ class Gpu:
             ctypes.memmove(handle.getPtr(), data, IPC_HANDLE_BYTES)
             lazy = self._driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
             self._opened[data] = Mapping(int(self.check(self._driver.cuIpcOpenMemHandle(handle, lazy.value))))
+        self._opened[data].users += 1
         return DeviceArray(self, shape, dtype, self._opened[data], offset)
 
-    def close_shared(self):
-        """Unmap what `open_shared` has opened; no kernel may use it any more."""
+    def close_shared(self, arrays):
+        """Unmap arrays that `open_shared` has opened, which no kernel may use any more."""
         self.synchronize()
-        while self._opened:
-            self.check(self._driver.cuIpcCloseMemHandle(self._opened.popitem()[1].address))
+        for array in arrays:
+            array.memory.users -= 1
+        for data, mapping in [*self._opened.items()]:
+            if not mapping.users:
+                del self._opened[data]
+                self.check(self._driver.cuIpcCloseMemHandle(mapping.address))
 
     def synchronize(self):
         """Wait until everything launched so far has run."""
@@ -315,7 +360,8 @@ class Gpu:
         key = tuple(signature)
         with self.turn:
             function = self._kernels.get(key) or self._load(key, kernel, args)
-            shape = (grid, block, shared, cluster)
+            shape = (grid, block, shared, cluster, not self._waits)
+            self._waits = False
             launch_config = self._configs.get(shape)
             if launch_config is None:
                 launch_config = self._configs[shape] = self._configure(*shape)
@@ -337,14 +383,16 @@ class Gpu:
                 signature.append(value.dtype)
                 flat.append(_CTYPES[value.dtype](value.item()))
 
-    def _configure(self, grid, block, shared, cluster):
+    def _configure(self, grid, block, shared, cluster, early=True):
+        """early: its blocks may take their places before the kernel launched before it has ended."""
+        early = self._early if early else {}
         if cluster == 1:
-            return self._launch_config(grid=grid, block=block, shmem_size=shared, **self._early)
+            return self._launch_config(grid=grid, block=block, shmem_size=shared, **early)
         grid, cluster = in_three(grid), in_three(cluster)  # cuda.core counts a grid's clusters, not its blocks
         if any(n % k for n, k in zip(grid, cluster, strict=True)):
             raise ValueError(f"a grid of {grid} blocks cannot be cut into clusters of {cluster}; give a multiple")
         return self._launch_config(grid=tuple(n // k for n, k in zip(grid, cluster, strict=True)), cluster=cluster,
-                                   block=block, shmem_size=shared, **self._early)
+                                   block=block, shmem_size=shared, **early)
 
     def _lay_out(self, array):
         """Numba's array argument: meminfo, parent, item count, item size, address, shape, strides in bytes."""

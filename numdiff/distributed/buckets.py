@@ -14,6 +14,7 @@ from ..nn import Tape as PlainTape
 from ..nn.module import Module
 from ..nn.tensor import Parameter
 
+NEVER = math.inf  # in place of a record, of a parameter that is in none: it is complete at the end
 BUCKET = 1 << 20  # float32 of a bucket, 4 MiB: large enough for the links' full speed, small enough to leave early
 
 _watchers = Stack()  # those whose backward pass is running in this thread, innermost last
@@ -58,17 +59,18 @@ class Plan:
 
     def make(self, touched):
         """Plan from `touched`: for each record, in the order of playing back, the parameters that it adds to."""
-        self.records, last = len(touched), {}
-        for number, parameters in enumerate(touched):
-            for parameter in parameters:
-                last[id(parameter)] = number
-        never = math.inf  # not seen in any record: its bucket leaves at the end
-        ready = [max(last.get(id(p), never) for p in members) for members in self._members]
+        self.records, last = len(touched), last_records(touched)
+        ready = [max(last.get(id(p), NEVER) for p in members) for members in self._members]
         self.order = sorted(range(len(self.buckets)), key=lambda k: (ready[k], k))
         self.leaving = {}
         for k in self.order:
-            if ready[k] < never:
+            if ready[k] < NEVER:
                 self.leaving.setdefault(ready[k], []).append(k)
+
+
+def last_records(touched):
+    """{id of a parameter: number of the last record, in the order of playing back, that adds to its gradient}."""
+    return {id(parameter): number for number, parameters in enumerate(touched) for parameter in parameters}
 
 
 def parameters_of(function, depth=4):

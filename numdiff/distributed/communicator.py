@@ -21,6 +21,7 @@ HOW RANKS WAIT
 import atexit
 import collections
 import contextlib
+import copy
 import hashlib
 import os
 import socket
@@ -255,6 +256,15 @@ class Communicator(Alone):
                     f"GPU{'s' if len(set(cards)) > 1 else ''}: start at most one rank a GPU, or use --device cpu.")
             raise_first(self.gather((text, UsageError.exit_code) if crowded else None))
             self._cards = self.gather(get_gpu().device_name)
+
+    def split(self):
+        """(communicator of this host's ranks, that of the ranks with this local number on every host). Collective."""
+        return [self._of(comm) for comm in (self._local, self.comm.Split(self.local_rank, self.rank))]
+
+    def _of(self, comm):
+        some = copy.copy(self)
+        some.comm, some.rank, some.size = comm, comm.rank, comm.size
+        return some
 
     # agreeing ------------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
     with exchange.watch():      around the backward pass of the step's last microbatch: complete buckets may leave
         …
     exchange.finish(loss)       afterwards the flat gradient and `loss` (1,) hold the sums over all ranks
-    exchange.gather_partials(), gather_weights()    where ranks share the update (nn/partition.py), `finish` leaves the
-                                sums in each rank's own part of the gradient alone; these bring the parts of
-                                `partition.partials` and of the weights to all ranks
+    exchange.gather_partials(), gather_weights(), gather_mixed(mixed)
+                                where ranks share the update (nn/partition.py), `finish` leaves the sums in each rank's
+                                own part of the gradient alone; these bring to all ranks the parts of
+                                `partition.partials`, of the float32 weights, and of what a step reads of the weights,
+                                as `MixedWeights` says
     exchange.largest            of a model in FP8: the largest magnitudes of its tensors, of every rank, after `finish`
     exchange.check()            at a report: raises if the device saw a fault; takes `exchange.status`, where there is
                                 one, from a caller that has read it back already
@@ -14,8 +16,11 @@
     transport  where the sum is made                    its place in a captured step
     mpi        in MPI, from pinned host memory, bucket   the graph is cut where a bucket is complete and before the
                by bucket while the backward goes on      update; between two parts the host sends on what has arrived
-    peer       on the GPUs (kernels/peer_reduce.py)      inside the graph, six launches after the backward
+    peer       on the GPUs (kernels/peer_reduce.py)      inside the graph, six launches after the backward; beside it
+                                                         where overlap.py is switched on
     nccl       in NCCL                                   inside the graph, two calls after the backward
+    peer+…     by peer within each host, then by one     those of both, one after the other
+               of the others between hosts
 
 On CPU ranks `mpi` sums the NumPy gradient in place. `peer` and `mpi` add in rank order, so they give the same bits, on
 every rank, whether ranks share the update or not. With `nccl` every rank ends with the same bits because the library
@@ -32,12 +37,22 @@ import time
 import numpy as np
 
 from ..device import HostTwin, between, copy_into, download, fill_zero, is_device, with_dtype, zeros
+from ..device.array import as_words
 from ..errors import NumdiffError, UsageError
-from ..kernels.peer_reduce import MAX_RANKS, STRIDE, peer_all_gather, peer_barrier, peer_reduce_scatter, peer_sum
+from ..kernels.peer_reduce import (
+    MAX_RANKS,
+    STRIDE,
+    peer_all_gather,
+    peer_barrier,
+    peer_reduce_scatter,
+    peer_sum,
+    slice_of,
+)
 from ..kernels.quantise import share_largest
 from ..kernels.second_pass import settle
 from ..progress import tick, waiting
-from .buckets import Plan, Watch, parameters_of
+from . import overlap
+from .buckets import BUCKET, Plan, Watch, parameters_of
 
 TEST_LIMIT = 60_000  # milliseconds that a rank may be late in the trial of `peer`: it may have to compile kernels
 STEP_LIMIT = 600_000  # and in a step
@@ -65,6 +80,14 @@ class NoExchange:
         pass
 
     def gather_weights(self):
+        pass
+
+    def gather_mixed(self, mixed):
+        mixed.pack()
+        self._gather_packed(mixed)
+        mixed.unpack()
+
+    def _gather_packed(self, mixed):
         pass
 
     def close(self):
@@ -135,11 +158,12 @@ class MpiExchange(NoExchange):
         self.mail = Mail(parameters, self.rank, self.size, self.backend)
         self.largest = self.mail.largest()
         twin = HostTwin if self.backend else HostArray
-        self._gradient, self._mail = twin(parameters.grad), twin(self.mail.numbers)
+        self._twin, self._gradient, self._mail = twin, twin(parameters.grad), twin(self.mail.numbers)
         self._parts = None  # the bounds of the ranks' parts, where the update is in parts
         if partition := shared_part(partition):
             self._parts, self._piece_bounds = partition.bounds, partition.piece_bounds
             self._weights, self._partials = twin(parameters.data), twin(partition.partials)
+        self._packed = {}  # `MixedWeights` -> the twin of what it packs
         self._inboxes = []  # what is free of the memory for other ranks' numbers
         self._waiting = []  # (twin, first, stop) on their way to the host, in the order of leaving
         self._travels = []  # (request, what follows) of those on their way to the other ranks
@@ -254,6 +278,11 @@ class MpiExchange(NoExchange):
     def gather_weights(self):
         between(self.backend, lambda: self._gather(self._weights, self._parts))
 
+    def _gather_packed(self, mixed):
+        if mixed not in self._packed:
+            self._packed[mixed] = self._twin(mixed.packed)
+        between(self.backend, lambda: self._gather(self._packed[mixed], mixed.bounds))
+
     def _gather(self, twin, bounds):
         """Bring the ranks' parts of an array to all of them."""
         patient, (first, stop) = self.backend is None, bounds[self.rank:self.rank + 2]
@@ -312,24 +341,26 @@ class PeerExchange(NoExchange):
 
     def __init__(self, communicator, parameters, partition=None):
         self.communicator, self.rank = communicator, communicator.rank
+        self.numbers = range(communicator.size)  # of these ranks among all
         self.gpu, self.gradient = parameters.grad.backend, parameters.grad
-        self.partition = shared_part(partition)
+        self.partition, self.overlap = shared_part(partition), overlap.Overlap(self, parameters)
         self._make_mail(parameters, communicator.size)
         self.flags = zeros(MAX_RANKS * STRIDE, np.int32, self.gpu)
         self.counter, self.status = (zeros(1, np.int32, self.gpu) for _ in range(2))
-        self.limit = TEST_LIMIT
+        self.limit, self.mapped = TEST_LIMIT, []  # the arrays of other ranks
         self.gpu.synchronize()  # the flags are zero before anybody may write to them
         try:
             arrays = [self.gradient, self.mail.numbers, self.flags]
             if self.partition:
                 arrays += [parameters.data, partition.partials]
+                arrays += [] if parameters.half is None else [as_words(parameters.half)]
             shared = communicator.everywhere(lambda: [self.gpu.share(array) for array in arrays])
             self.gradients, self.mails, self.all_flags, *more = communicator.build(self._open, shared, arrays)
             if self.partition:
-                self.weights, self.partials = more
+                self.weights, self.partials, *self.halves = more
             communicator.build(try_sums, self, communicator, self.gradient, self.partition)
         except NumdiffError:
-            self.gpu.close_shared()
+            self.gpu.close_shared(self.mapped)
             raise
         self.limit = STEP_LIMIT
         atexit.register(self.close)
@@ -344,8 +375,10 @@ class PeerExchange(NoExchange):
         self.counter, self.status = (zeros(1, np.int32, like) for _ in range(2))
         self.gradients, self.mails, self.partition = [like] * size, [self.mail.numbers] * size, partition
         self.all_flags = [zeros(MAX_RANKS * STRIDE, np.int32, like)] * size
-        self._add(zeros(1, np.float32, like))
-        self._gather(self.gradients, partition and partition.bounds)
+        self.add(zeros(1, np.float32, like))
+        self.gather(partition and partition.bounds)
+        if overlap.BLOCKS:
+            overlap.plan(like, size)
         if partition:
             self.weights, self.partials = [parameters.data] * size, [partition.partials] * size
             self.gather_partials()
@@ -358,53 +391,77 @@ class PeerExchange(NoExchange):
 
     def _open(self, shared, own):
         """The arrays of every rank: its own as they are, the others' mapped."""
-        ranks = [[self.gpu.open_shared(s) for s in arrays] if rank != self.rank else own
-                 for rank, arrays in enumerate(shared)]
+        ranks = [[self._map(s) for s in arrays] if rank != self.rank else own for rank, arrays in enumerate(shared)]
         return [list(column) for column in zip(*ranks, strict=True)]
 
-    def finish(self, loss):
-        self._add(loss)
-        if not self.partition:
-            self._gather(self.gradients)
+    def _map(self, shared):
+        self.mapped.append(self.gpu.open_shared(shared))
+        return self.mapped[-1]
 
-    def _add(self, loss):
+    def watch(self):
+        return Watch(self.overlap) if overlap.BLOCKS else super().watch()
+
+    def finish(self, loss):
+        if self.overlap.current is not None:
+            self._finish_overlapped(loss)
+            return
+        self.add(loss)
+        if not self.partition:
+            self.gather()
+
+    def _finish_overlapped(self, loss):
+        """Where groups of gradients have left before (overlap.py)."""
+        self.mail.write(loss)
+        self.overlap.finish()  # with a barrier, so that every rank's mail is ready
+        peer_sum(self.mails, self.total)
+        copy_into(loss, self.total[:1])
+        if not self.partition:
+            self.barrier()  # nobody reads this rank's memory any longer
+
+    def add(self, loss):
         """Add up the own slice, and the mail."""
         self.mail.write(loss)
-        self._barrier()  # every rank's gradient and mail are ready
+        self.barrier()  # every rank's gradient and mail are ready
         peer_reduce_scatter(self.gradients, self.rank, bounds=self.partition and self.partition.bounds)
         peer_sum(self.mails, self.total)
         copy_into(loss, self.total[:1])
 
-    def _gather(self, arrays, bounds=None):
-        """Bring every rank's slice of such arrays here."""
-        self._barrier()  # every slice is there
-        peer_all_gather(arrays, self.rank, bounds=bounds)
-        self._barrier()  # nobody reads this rank's memory any longer
+    def gather(self, bounds=None):
+        """Bring every rank's slice of the gradient here."""
+        self.barrier()  # every slice is there
+        peer_all_gather(self.gradients, self.rank, bounds=bounds)
+        self.barrier()  # nobody reads this rank's memory any longer
 
     def gather_partials(self):
         """Without a barrier after it: the one before the weights' is enough, as no partial is written until then."""
-        self._barrier()
+        self.barrier()
         peer_all_gather(self.partials, self.rank, bounds=self.partition.piece_bounds)
 
     def gather_weights(self):
         """Nor is there one here: before a rank writes a weight again it meets the others in the next step's first
         barriers. Whoever reads the weights in between may; they change nothing."""
-        self._barrier()
+        self.barrier()
         peer_all_gather(self.weights, self.rank, bounds=self.partition.bounds)
 
-    def _barrier(self):
+    def gather_mixed(self, mixed):
+        """Nor here."""
+        self.barrier()
+        mixed.take(self.weights, *self.halves)
+
+    def barrier(self):
         peer_barrier(self.all_flags, self.counter, self.status, self.rank, self.limit)
 
     def check(self, status=None):
         late = int((download(self.status) if status is None else status)[0])
         if late:
-            raise NumdiffError(f"the GPU of rank {self.rank} waited {self.limit // 1000} s for that of rank {late - 1} "
-                               "in vain; if it repeats, use --transport mpi.")
+            raise NumdiffError(f"the GPU of rank {self.numbers[self.rank]} waited {self.limit // 1000} s for that of "
+                               f"rank {self.numbers[late - 1]} in vain; if it repeats, use --transport mpi.")
 
     def close(self):
         atexit.unregister(self.close)
         with contextlib.suppress(NumdiffError):  # a GPU that has failed: the driver cleans up after the process
-            self.gpu.close_shared()
+            mapped, self.mapped = self.mapped, []
+            self.gpu.close_shared(mapped)
 
 
 # nccl -----------------------------------------------------------------------------------------------------------------
@@ -452,6 +509,9 @@ class NcclExchange(NoExchange):
     def gather_weights(self):
         self._gather(self._weights)
 
+    def _gather_packed(self, mixed):
+        self._gather(parts_of(mixed.packed, mixed.bounds))
+
     def _gather(self, views):
         """Every rank's part to all, as one group: parts differ in size, which NCCL's all-gather does not take."""
         with self.nccl.group():
@@ -479,33 +539,94 @@ def import_nccl():
                          "auto.") from error
 
 
+# peer within hosts, another between them ------------------------------------------------------------------------------
+
+class Slice:
+    """As much of `FlatParameters` as the sum of a part of the gradient needs."""
+
+    def __init__(self, gradient):
+        self.grad, self.total = gradient, gradient.size
+        self.index = [{"offset": first} for first in range(0, self.total, BUCKET)]
+        self.parameters = dict.fromkeys(range(len(self.index)))
+
+
+class HostsExchange(NoExchange):
+    """`peer` within each host, NCCL or MPI between hosts, of which each has as many ranks.
+
+    The ranks of a host each add up a slice over the host; those of the same number on all hosts add up that slice; then
+    each host gathers its slices. So a host's numbers cross the network once, and each of its ranks carries a part. The
+    hosts' sums are added up, which gives other bits than rank order. Collective; raises `NumdiffError` on every rank
+    where one of them cannot.
+    """
+
+    def __init__(self, communicator, parameters, between_hosts):
+        inside, across = communicator.split()
+        self.inside = communicator.build(PeerExchange, inside, parameters)
+        self.inside.numbers = inside.gather(communicator.rank)
+        try:
+            own = parameters.grad[slice(*slice_of(parameters.grad.size, inside.rank, inside.size))]
+            self.across = communicator.build(between_hosts, across, Slice(own))
+            self.name = f"peer+{self.across.name}"
+            communicator.build(try_sums, self, communicator, parameters.grad, None)
+        except NumdiffError:
+            self.inside.close()
+            raise
+
+    @property
+    def status(self):
+        return self.inside.status
+
+    @property
+    def mail(self):
+        return self.inside.mail
+
+    def finish(self, loss):
+        self.inside.add(loss)
+        self.across.finish(loss)
+        self.inside.gather()
+
+    def check(self, status=None):
+        self.inside.check(status)
+        self.across.check()
+
+    def close(self):
+        self.inside.close()
+        self.across.close()
+
+
 # The choice -----------------------------------------------------------------------------------------------------------
 
 def make_exchange(communicator, parameters, partition=None):
     """The exchange for a model's `FlatParameters`, by the communicator's transport. Collective.
 
     partition: the `Partition` of the update, which the exchange then serves
-    auto: CPU ranks use mpi. On GPUs each of peer (on one host), nccl (where it is installed) and mpi is made. What
-    fails its trial is passed over, and the fastest of the others is kept, by the time of a sum of this very gradient;
-    of two that are nearly as fast the first. `exchange.why` says what was measured and what was passed over.
+    auto: CPU ranks use mpi. On GPUs each of peer (on one host), nccl (where it is installed) and mpi is made; on
+    several hosts with several ranks each, peer within them and nccl or mpi between them, too; these alone where peer is
+    asked for. What fails its trial is passed over, and the fastest of the others is kept, by the time of a sum of this
+    very gradient; of two that are nearly as fast the first. `exchange.why` says what was measured and passed over.
     """
     wanted, kinds = communicator.transport, {"mpi": MpiExchange, "peer": PeerExchange, "nccl": NcclExchange}
     if communicator.size == 1:
         return NoExchange()
+    over_hosts = wanted == "peer" and communicator.hosts > 1
     if wanted != "auto":
-        refuse(communicator, parameters, wanted)
-        return kinds[wanted](communicator, parameters, partition)
+        refuse(communicator, parameters, wanted, partition)
+        if not over_hosts:
+            return kinds[wanted](communicator, parameters, partition)
     made, reasons = [], {}
-    for name in candidates(communicator, parameters):
+    for name in candidates(communicator, parameters, partition):
+        if over_hosts and not name.startswith("peer"):
+            continue
         try:
-            refuse(communicator, parameters, name)
-            exchange = (kinds[name](communicator, parameters, partition) if name != "mpi" else
+            inside, _, across = name.rpartition("+")
+            exchange = (HostsExchange(communicator, parameters, kinds[across]) if inside else
+                        kinds[name](communicator, parameters, partition) if name != "mpi" else
                         communicator.build(MpiExchange, communicator, parameters, partition))
             made.append(exchange)
         except NumdiffError as error:
             reasons[name] = str(error)
     if not made:
-        raise NumdiffError(reasons["mpi"])
+        raise NumdiffError([*reasons.values()][-1])
     chosen, told = made[0], []
     if len(made) > 1:
         times = [seconds_of(exchange, communicator, parameters, shared_part(partition)) for exchange in made]
@@ -556,14 +677,26 @@ def try_sums(exchange, communicator, gradient, partition):
     gradient.backend.synchronize()
 
 
-def candidates(communicator, parameters):
+def candidates(communicator, parameters, partition):
     """Names of the transports that may suit these ranks. NCCL is not among them where a rank lacks it and there is
     another way between the GPUs."""
     if not is_device(parameters.grad):
         return ["mpi"]
     everywhere = all(communicator.gather(importlib.util.find_spec("nccl") is not None))
     one_host = communicator.hosts == 1 and communicator.size <= MAX_RANKS
-    return [*(["peer"] if one_host else []), *(["nccl"] if everywhere or not one_host else []), "mpi"]
+    hosts = why_not_hosts(communicator, parameters, partition) is None
+    return [*(["peer"] if one_host else []), *(["nccl"] if everywhere or not one_host else []),
+            *(["peer+nccl"] if hosts and everywhere else []), *(["peer+mpi"] if hosts else []), "mpi"]
+
+
+def why_not_hosts(communicator, parameters, partition):
+    """Why `HostsExchange` does not suit these ranks, or None. Collective."""
+    counts = communicator.gather(communicator.local_size) if communicator.hosts > 1 else [1]
+    if not 1 < min(counts) == max(counts) <= MAX_RANKS:
+        return f"takes 2 to {MAX_RANKS} ranks on each of several hosts, as many on all"
+    if shared_part(partition) or getattr(parameters, "float8", None) is not None:
+        return "shares neither the update nor the scales of fp8 over several hosts"
+    return None
 
 
 def seconds_of(exchange, communicator, parameters, shared):
@@ -599,11 +732,12 @@ def seconds_of(exchange, communicator, parameters, shared):
     return min(map(max, zip(*communicator.gather(times), strict=True)))
 
 
-def refuse(communicator, parameters, name):
+def refuse(communicator, parameters, name, partition):
     """Raise a `UsageError` where a transport does not suit these ranks."""
     if name in ("peer", "nccl") and not is_device(parameters.grad):
         raise UsageError(f"--transport {name} joins GPUs, and these ranks run on the CPU; use --transport mpi.")
     if name == "peer" and communicator.hosts > 1:
-        raise UsageError(f"--transport peer needs all ranks on one host, not {communicator.hosts}; use nccl or mpi.")
-    if name == "peer" and communicator.size > MAX_RANKS:
+        if why := why_not_hosts(communicator, parameters, partition):
+            raise UsageError(f"--transport peer {why}; use nccl or mpi.")
+    elif name == "peer" and communicator.size > MAX_RANKS:
         raise UsageError(f"--transport peer takes at most {MAX_RANKS} ranks, not {communicator.size}; use nccl or mpi.")

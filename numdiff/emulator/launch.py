@@ -224,15 +224,16 @@ class Emulator(MemorySpaces, Reports):
             self.tracer.launch(self, grid, block)
         if self.recorder is not None:
             self.recorder.launch(self, grid, block)
-        errors, collect = np.seterr(all="ignore"), gc.get_threshold()
-        gc.set_threshold(100_000, *collect[1:])  # a launch makes many objects and little garbage
+        errors, collects = np.seterr(all="ignore"), gc.isenabled()
+        gc.disable()  # a launch makes millions of objects and few cycles; to look for those takes a tenth of its time
         try:
             self.scheduler.run(((x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])),
                                cluster)
         finally:
             self.scheduler.abandon()
             np.seterr(**errors)
-            gc.set_threshold(*collect)
+            if collects:
+                gc.enable()
             if self.recorder is not None:
                 self.recorder.launch_ends()
             if self.tracer is not None:

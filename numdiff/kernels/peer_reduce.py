@@ -300,7 +300,7 @@ def peer_reduce_scatter(buffers, rank, version=None, bounds=None):
     if version == 2:
         launch(REDUCE_V2[len(buffers)], grid, BLOCK, *buffers, buffers[rank], first, stop)
     else:
-        launch(peer_reduce_scatter_kernel_v1, grid, BLOCK, *_eight(buffers), buffers[rank], first, stop, len(buffers))
+        launch(peer_reduce_scatter_kernel_v1, grid, BLOCK, *eight(buffers), buffers[rank], first, stop, len(buffers))
 
 
 @versions_by_name
@@ -320,14 +320,14 @@ def peer_all_gather(buffers, rank, version=None, bounds=None):
     grid = (max(1, _blocks(buffers[rank], size, version) // (len(buffers) - 1)), len(buffers) - 1)
     kernel = peer_all_gather_kernel_v1 if version == 1 else peer_all_gather_kernel_v2
     places = Bounds(*bounds, *[n] * (MAX_RANKS - len(buffers)))
-    launch(kernel, grid, BLOCK, *_eight(buffers), buffers[rank], places, rank, len(buffers))
+    launch(kernel, grid, BLOCK, *eight(buffers), buffers[rank], places, rank, len(buffers))
 
 
 def peer_sum(mails, total):
     """total (m,) = the sum of the ranks' mails, in rank order; each rank makes all of it by itself."""
     if not is_device(total):
         return peer_sum_reference(mails, total)
-    launch(peer_reduce_scatter_kernel_v1, _blocks(total, total.size, 1), BLOCK, *_eight(mails), total, 0, total.size,
+    launch(peer_reduce_scatter_kernel_v1, _blocks(total, total.size, 1), BLOCK, *eight(mails), total, 0, total.size,
            len(mails))
 
 
@@ -335,7 +335,7 @@ def peer_barrier(flags, counter, status, rank, limit_ms):
     """Wait, on the device, for all ranks; status (1,) becomes k + 1 if rank k has not come after `limit_ms`."""
     if not is_device(counter):
         return peer_barrier_reference(flags, counter, status, rank)
-    launch(peer_barrier_kernel_v1, 1, WARP, *_eight(flags), flags[rank], counter, status, rank, len(flags), limit_ms)
+    launch(peer_barrier_kernel_v1, 1, WARP, *eight(flags), flags[rank], counter, status, rank, len(flags), limit_ms)
 
 
 def _check(buffers, rank, bounds):
@@ -353,7 +353,7 @@ def _check(buffers, rank, bounds):
     return n, bounds
 
 
-def _eight(arrays):
+def eight(arrays):
     """The kernels take eight arrays: the last one stands in for absent ranks, and is never read as theirs."""
     return [*arrays, *[arrays[-1]] * (MAX_RANKS - len(arrays))]
 

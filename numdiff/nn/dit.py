@@ -16,6 +16,7 @@ their weights load as they are. Read top-down: the tables of sizes, the parts, t
 Shapes are channels-last: x is (B, H, W, C); inside, an image is T tokens of D channels, (B, T, D).
 """
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -265,15 +266,16 @@ class DiT(Model):
         self.pos_embed = upload(position_table(hidden_size, grid), self.backend)  # (T, D), never trained
         self.rotation = upload(rotation_table(hidden_size // num_heads, grid), self.backend) if rope else None
 
-    def conditioning(self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None) -> list[Tensor]:
+    def conditioning(self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None) -> Iterator[Tensor]:
         """What the blocks take from timestep and class, whatever the image: Tensors (B, 6 D) of each block's shift,
         scale and gate of attention, then of the MLP (without shifts (B, 4 D)), and (B, 2 D) of the last layer's shift
-        and scale."""
+        and scale. Each is computed when it is asked for."""
         c = self.t_embedder(t)  # (B, D)
         if y is not None:
             c = F.add(c, self.y_embedder(y, randomness))
         c = F.cast(F.silu(c), self.dtype)  # the first step of every adaLN_modulation
-        return [layer.adaLN_modulation[1](c) for layer in (*self.blocks.modules.values(), self.final_layer)]
+        for layer in (*self.blocks.modules.values(), self.final_layer):
+            yield layer.adaLN_modulation[1](c)
 
     def conditioning_columns(self) -> tuple[list[int], np.dtype]:
         """(columns of each of the arrays that `conditioning` gives, their dtype)."""
@@ -290,16 +292,19 @@ class DiT(Model):
         """
         self.check_inputs(t, y)
         tokens = F.add_constant(self.x_embedder(F.cast(x, self.dtype)), self.pos_embed)  # (B, T, D)
+        # the block before asks for a block's, so that gradients of its weights come, and may leave, with the others
+        conditioning = iter(self.conditioning(t, y, randomness) if conditioning is None else conditioning)
         blocks = [*self.blocks.modules.values()]
-        if conditioning is None:
-            conditioning = self.conditioning(t, y, randomness)
-        modulations = [block.modulation(c) for block, c in zip(blocks, conditioning, strict=False)]
-        norms = [(block.norm1, *own[:2], block.attn.qkv.weight) for block, own in zip(blocks, modulations, strict=True)]
-        norms.append((self.final_layer.norm_final, *F.columns(conditioning[-1], 2), None))
-        norm, *first, _ = norms[0]
-        y = norm.forward(tokens, *first)
-        for block, own, following in zip(blocks, modulations, norms[1:], strict=True):
+        own = blocks[0].modulation(next(conditioning))
+        y = blocks[0].norm1.forward(tokens, *own[:2])
+        for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+            if after is None:
+                theirs, following = None, (self.final_layer.norm_final, *F.columns(next(conditioning), 2), None)
+            else:
+                theirs = after.modulation(next(conditioning))
+                following = after.norm1, *theirs[:2], after.attn.qkv.weight
             tokens, y = block(tokens, y, own, following, self.rotation)
+            own = theirs
         tokens = F.cast(self.final_layer(y), np.float32)
         return F.unpatchify(tokens, self.patch_size, self.image_size, self.image_size)
 

@@ -22,10 +22,11 @@ own, all others when the step begins. Large weights' gradients are written (`Par
 WHERE NOTHING IS LENT. With several microbatches: gradients lie in the buffer while the next one's forward pass runs. Of
 a block with a frozen parameter: its gradient stays zero.
 
-SEVERAL RANKS lend, too. A bucket leaves (`mpi`) when all of its gradients are complete, so that none of its blocks
-lends any more. And all that reads this step's gradients precedes the next step on the stream: NCCL's sum and the update
-are launched there, `mpi` waits for its copies, and with `peer` a rank passes a barrier after which nobody reads its
-memory: the last one of the gather, or where ranks share the update the one in `gather_partials`.
+SEVERAL RANKS lend, too. A bucket (`mpi`) or group (`peer`, where it adds up beside the backward pass) leaves when all
+of its gradients are complete, so that none of its blocks lends any more. And all that reads this step's gradients
+precedes the next step on the stream: NCCL's sum and the update are launched there, `mpi` waits for its copies, and with
+`peer` a rank passes a barrier after which nobody reads its memory: the last one of the gather, or where ranks share the
+update the one in `gather_partials`.
 """
 import contextlib
 import functools

@@ -198,6 +198,7 @@ class FlatParameters:
         zero_ranges(self.grad, self._zeroed if ranges is None else ranges)
         for parameter in self.parameters.values():
             parameter.stale, parameter.loan = parameter.written and not parameter.frozen, None
+            parameter.read = False
 
     def end_gradients(self) -> None:
         """After them: zero the gradients of parameters that no operation has used."""

@@ -7,8 +7,13 @@ may do a part of it: it has the moments and averages of its own part alone, and 
     gradients       each rank needs the sum over the ranks in its own part: a reduce-scatter of exchange.py
     gradient norm   sums of squares of fixed pieces, each of one rank's part; gathered, then added in one order
     AdamW, Muon     on the own part; averages, too
-    weights         of each part to all ranks, in float32: an all-gather. The copy of 16 bits is rounded from them,
-                    where they arrive: embeddings, biases and adaLN's layers are read in float32 in every precision
+    weights         of each part to all ranks: an all-gather. A model that computes in 16 bits reads most weights from
+                    its copy of them, and of those the copy is sent, half the bytes. Others are read in float32 in every
+                    precision (biases, norms, embeddings); those are sent so, and the copy is rounded from them where
+                    they arrive. Which they are a step itself tells: `Parameter.read`
+
+So the copy of 16 bits is whole on every rank after a step, and the float32 where steps read it. The rest of the float32
+is each rank's own until somebody wants it: `gather_masters`, before reports, pictures, checkpoints and comparisons.
 
 Parts are runs of the flat buffers, of nearly the same size, and end where a piece ends. Muon needs whole matrices: with
 it no part begins within one.
@@ -18,13 +23,17 @@ SOURCE
     section 5.1 (stage 1, "P_os").
 """
 import bisect
+import functools
+import itertools
 
 import numpy as np
 
-from ..device import is_device, upload, zeros
+from ..device import is_device, lasting, upload, zeros
+from ..device.array import as_words
 from ..errors import UsageError
 from ..kernels.elementwise import cast_into
 from ..kernels.optimizer.grad_norm import root_of_sum, squares_of_pieces
+from ..kernels.peer_pieces import peer_copy_pieces, pieces_of
 from .module import ALIGNMENT
 
 PIECE = 16384  # elements whose squares one block adds up, at most
@@ -61,6 +70,7 @@ class Partition:
         self._pieces = upload(np.array(pieces[low:high], np.int64).reshape(-1, 2), like)
         self.partials = zeros(len(pieces), np.float32 if is_device(like) else np.float64, like)
         self._own = self.partials[low:high]
+        self._half, self._mixed = parameters.half, {}
 
     def norm(self):
         """The global norm of all ranks' gradients, as an array (1,)."""
@@ -73,9 +83,34 @@ class Partition:
         return root_of_sum(self.partials)
 
     def gather_weights(self):
-        """Bring all ranks' new weights to all of them; the copy of 16 bits follows."""
+        """After an update, bring all ranks' new weights to all of them, in the types in which this step has read them.
+        """
         if not self.sharded:
             return
+        if (mixed := self.mixed()) is None:
+            self._gather_all()
+        else:
+            self.exchange.gather_mixed(mixed)
+
+    def mixed(self):
+        """The `MixedWeights` of a step that has run backward, or None where all weights are sent in float32: there is
+        no copy of 16 bits, or another one than the exchange knows. One that was made is kept, as a recorded step
+        launches over its arrays."""
+        weights = self.parameters
+        if weights.half is None or weights.half is not self._half:
+            return None
+        read = tuple(parameter.read for parameter in weights.parameters.values())
+        if read not in self._mixed:
+            self._mixed[read] = MixedWeights(self, read)
+        return self._mixed[read]
+
+    def gather_masters(self):
+        """Bring the float32 weights, of which steps send a part, to all ranks. Collective."""
+        if self.sharded and self.parameters.half is not None:
+            self._gather_all()
+
+    def _gather_all(self):
+        """All weights in float32; the copy of 16 bits follows."""
         self.exchange.gather_weights()
         weights = self.parameters
         if weights.half is not None:
@@ -93,6 +128,85 @@ class Partition:
     def __getstate__(self):
         raise UsageError("an optimizer that shares its update with other ranks can neither be copied nor pickled: take "
                          "the trainer's state() instead.")
+
+
+class MixedWeights:
+    """What ranks that share an update bring each other after each step: of weights that are read in float32 that, of
+    all others the copy of 16 bits, two numbers a word. Frozen ones are the same everywhere.
+
+    read: for each parameter whether it is read in float32
+    A rank that can read the others' memory takes it from there (`take`). Otherwise it packs its own part (`pack`) into
+    the buffer `packed` (n,) float32, of which rank r has the elements bounds[r] … bounds[r + 1] - 1, and takes from it
+    what the others have sent (`unpack`).
+    """
+
+    def __init__(self, partition, read):
+        self.weights, self.rank = partition.parameters, partition.communicator.rank
+        single, half = [], []
+        for (parameter, first, _, end), wanted in zip(self.weights.spans().values(), read, strict=True):
+            if not parameter.frozen:
+                (single if wanted else half).append((first, end))
+        self._single, self._half, self.bounds = [], [], [0]  # [(rank, first element, place in `packed`, count)]
+        for rank, (low, high) in enumerate(itertools.pairwise(partition.bounds)):
+            at = self.bounds[-1]
+            for found, ranges, of_word in (self._single, single, 1), (self._half, half, 2):
+                for start, stop in joined(ranges, low, high):
+                    found.append((rank, start // of_word, at, (stop - start) // of_word))
+                    at += found[-1][-1]
+            self.bounds.append(at)
+
+    def _tables(self, own, row):
+        """`pieces_of` the parts of 32 bits, and of those of 16; own: of this rank, or of all others."""
+        with self._lasting():
+            return [upload(pieces_of([row(*r) for r in found if (r[0] == self.rank) == own]), self.weights.data)
+                    for found in (self._single, self._half)]
+
+    def _lasting(self):
+        return lasting(getattr(self.weights.data, "backend", None))
+
+    @functools.cached_property
+    def _there(self):
+        return self._tables(False, lambda rank, first, at, count: (rank, first, first, count))
+
+    @functools.cached_property
+    def _packing(self):
+        return self._tables(True, lambda rank, first, at, count: (0, first, at, count))
+
+    @functools.cached_property
+    def _unpacking(self):
+        return self._tables(False, lambda rank, first, at, count: (0, at, first, count))
+
+    @functools.cached_property
+    def packed(self):
+        with self._lasting():
+            return zeros(self.bounds[-1], np.float32, self.weights.data)
+
+    def take(self, weights, halves):
+        """From all ranks' flat buffers of float32, and from their copies as words."""
+        self._copy(weights, halves, self._there)
+
+    def pack(self):
+        for source, table in zip((self.weights.data, as_words(self.weights.half)), self._packing, strict=True):
+            peer_copy_pieces([source], self.packed, table)
+
+    def unpack(self):
+        self._copy([self.packed], [self.packed], self._unpacking)
+
+    def _copy(self, weights, halves, tables):
+        own = self.weights
+        peer_copy_pieces(weights, own.data, tables[0], half=own.half)
+        peer_copy_pieces(halves, as_words(own.half), tables[1])
+
+
+def joined(ranges, low, high):
+    """What of [(start, stop)], in order, lies in low … high-1, neighbours joined."""
+    found = []
+    for start, stop in ((max(start, low), min(stop, high)) for start, stop in ranges):
+        if start < stop and found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        elif start < stop:
+            found.append((start, stop))
+    return found
 
 
 def piece_size(total):

@@ -134,6 +134,8 @@ class Parameter:
     """A trained array: views of the model's flat weight and gradient buffers, bound when the model is built.
 
     data, grad: float32; half: the copy of data in float16 or bfloat16, or None
+    read: whether the float32 has been read since the step began: what is not need not come from another rank in each
+        step, if the copy of 16 bits does (partition.py)
     written: whether the operation that uses it can write the gradient instead of adding to it (`grad_to_fill`); then it
         need not be zeroed before; for a DiT that is most of the buffer
     stale: the gradient is that of the previous step; the first operation overwrites it
@@ -143,12 +145,22 @@ class Parameter:
     loan: the `Loan` of which its gradient is a part and that is still to be called in, or None (loans.py)
     """
 
-    __slots__ = ("shape", "initial", "data", "half", "float8", "written", "stale", "frozen", "padding", "loan", "_grad")
+    __slots__ = ("shape", "initial", "half", "float8", "written", "stale", "frozen", "padding", "loan", "read", "_data",
+                 "_grad")
 
     def __init__(self, shape: Sequence[int], initial: Any, written: bool = False, padding: int = 0):
         self.shape, self.initial, self.written, self.padding = tuple(shape), initial, written, padding
-        self.stale = self.frozen = False
-        self.data = self._grad = self.half = self.float8 = self.loan = None
+        self.stale = self.frozen = self.read = False
+        self._data = self._grad = self.half = self.float8 = self.loan = None
+
+    @property
+    def data(self) -> AnyArray:
+        self.read = True
+        return self._data
+
+    @data.setter
+    def data(self, view):
+        self._data = view
 
     @property
     def grad(self) -> AnyArray:

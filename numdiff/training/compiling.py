@@ -63,13 +63,12 @@ def plan_trainer(trainer, communicator):
         trainer.step_function.run()
     except TooManyElementsError:
         raise UsageError(say_what_fits(trainer, trainer.communicator)) from None
-    parameters = trainer.model.parameters
+    parameters, on_host = trainer.model.parameters, communicator.size // communicator.hosts
     if communicator.size > 1:
         Mail(parameters, 0, communicator.size, parameters.grad).write(zeros(1, np.float32, parameters.grad))
-    if (communicator.size > 1 and communicator.hosts == 1 and communicator.size <= MAX_RANKS
-            and communicator.transport in ("auto", "peer")):
-        PeerExchange.planned(parameters, communicator.size,
-                             trainer.partition if trainer.shares_update else None)
+    possible = communicator.hosts == 1 or not (trainer.shares_update or parameters.float8)
+    if possible and 1 < on_host <= MAX_RANKS and communicator.transport in ("auto", "peer"):
+        PeerExchange.planned(parameters, on_host, trainer.partition if trainer.shares_update else None)
 
 
 def plan_sampling(model, *how, **more):

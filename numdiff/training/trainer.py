@@ -251,6 +251,7 @@ class Trainer:
     def _reports(self, first, stop):
         rows, first_bad_step, status = self.step_function.answer(first, stop)
         self.exchange.check(status)
+        self._gather_masters()  # whoever gets the reports may read the weights
         reports = [StepReport(first + i, *map(float, row[:4]), int(row[4])) for i, row in enumerate(rows)]
         if self.precision in SCALES_LOSS:
             if first_bad_step >= 0:
@@ -313,6 +314,7 @@ class Trainer:
         everywhere: on every rank; else None on all but rank 0
         """
         if everywhere or self.communicator.rank == 0 or self.shares_update:
+            self._gather_masters()
             state = {"parameters": download(self.model.parameters.data), **self.optimizer.state(everywhere)}
             return state if everywhere or self.communicator.rank == 0 else None
         return None
@@ -350,9 +352,17 @@ class Trainer:
         """Raise a `NumdiffError` where the weights, or what scales in FP8 are made of, are not the same, bit by bit, on
         all ranks. Collective."""
         if self.communicator.size > 1:
-            self.communicator.check_same(download(self.model.parameters.data), f"after step {self.step} the weights")
-            if (float8 := self.model.parameters.float8) is not None:
+            weights, where = self.model.parameters, f"after step {self.step} the weights"
+            if self.shares_update and weights.half is not None:  # as they arrived; the next line rounds them anew
+                self.communicator.check_same(download(weights.half), f"{where} in 16 bits")
+            self._gather_masters()
+            self.communicator.check_same(download(weights.data), where)
+            if (float8 := weights.float8) is not None:
                 self.communicator.check_same(download(float8.history), f"after step {self.step} the magnitudes in fp8")
+
+    def _gather_masters(self):
+        if self.partition:
+            self.partition.gather_masters()
 
     @contextmanager
     def ema_weights(self) -> Iterator[Model]:
@@ -361,6 +371,7 @@ class Trainer:
         Where ranks share the update it is collective, and the average lies in the buffer of the gradients, which no
         step needs in between.
         """
+        self._gather_masters()  # which are rounded anew at the end
         parameters, ema = self.model.parameters, self.optimizer.ema
         lent = ema is not None and self.shares_update
         if lent:

@@ -69,7 +69,7 @@ class Builder:
         assert self.state == "building"
         self.state = "ended"
 
-    def complete(self):
+    def complete(self, options=None):
         assert self.state == "ended"
         return types.SimpleNamespace(launch=lambda stream: self.run.extend(self.launched))
 
@@ -111,6 +111,45 @@ def test_a_capture_that_fails_leaves_the_stream_free():
     assert gpu._target is gpu.stream and gpu._parts is None
 
 
+def test_a_second_stream_waits_for_the_first_and_is_waited_for():
+    """The first kernel that follows another stream's does not take its place early; a graph ends joined."""
+    said, run = [], []
+    gpu = capturing_gpu(run)
+    gpu._handle, second = 1, types.SimpleNamespace(handle=2, launched=run)
+    gpu._branch = second, "fork", "join", "options"
+    gpu._driver = types.SimpleNamespace(
+        cuEventRecord=lambda event, stream: said.append(f"{event} after {stream}") or (0,),
+        cuStreamWaitEvent=lambda stream, event, flags: said.append(f"{stream} waits for {event}") or (0,))
+    gpu._kernels, gpu._early = {("kernel",): "kernel"}, {"early": True}
+    gpu._configs, gpu._launch_config = {}, lambda grid, block, shmem_size, early=False: early
+    gpu._core_launch = lambda target, early, kernel: said.append(
+        f"{'second' if target is second else 'first'}{', early' * early}")
+
+    def step():
+        gpu.launch("kernel", 1, 32, ())
+        for _ in range(2):
+            with gpu.forked():
+                gpu.launch("kernel", 1, 32, ())
+                gpu.launch("kernel", 1, 32, ())
+            gpu.launch("kernel", 1, 32, ())
+        gpu.join()
+        gpu.join()  # of nothing more
+        gpu.launch("kernel", 1, 32, ())
+
+    fork = ["fork after 1", "2 waits for fork", "second", "second, early", "first, early"]
+    join = ["join after 2", "1 waits for join"]
+    step()
+    assert said == ["first, early", *fork, *fork, *join, "first"] and gpu._target is gpu.stream and gpu._handle == 1
+    said.clear()
+
+    def unjoined():
+        with gpu.forked():
+            gpu.launch("kernel", 1, 32, ())
+
+    gpu.capture(unjoined)
+    assert said == [*fork[:3], *join]
+
+
 # Memory shared with other processes ----------------------------------------------------------------------------------
 
 def test_arrays_of_one_allocation_are_opened_once_and_keep_their_places():
@@ -140,7 +179,9 @@ def test_arrays_of_one_allocation_are_opened_once_and_keep_their_places():
     assert opened == [5 << 26]
     assert [gpu.pointer(a) - (1 << 40) for a in there] == [(5 << 26) + 4096, (5 << 26) + 8192]
     assert [(a.shape, a.dtype) for a in there] == [((100,), np.float32), ((7,), np.int32)]
-    gpu.close_shared()
+    gpu.close_shared(there[:1])
+    assert not closed  # another one of the allocation is in use
+    gpu.close_shared(there[1:])
     assert closed == [(5 << 26) + (1 << 40)] and not gpu._opened
 
 

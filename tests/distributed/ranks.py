@@ -53,8 +53,10 @@ def sharded(folder, **options):
         for how in ("no", "yes"):
             trainer = make(shard_update=how, **options)
             values.append(losses(trainer, 3))
+            held = trainer.model.parameters.arrays()  # at a report all ranks have all weights
             trainer.check_ranks()
             states.append(trainer.state())
+            np.testing.assert_array_equal(trainer.model.parameters.flatten(held), states[-1]["parameters"])
             trainer.load_state(states[0])  # the second trainer goes on from the first one's
             parts.append(trainer.optimizer.v.size)
             values.append(losses(trainer, 2))
@@ -140,8 +142,13 @@ def same_scales(a, b):
 def sharded_further(folder):
     """The same of Muon, whose matrices belong to one rank each; of frozen parameters; of a copy in 16 bits."""
     for options in ({"optimizer": "muon"}, {"freeze": ("input_blocks.*",), "clip_norm": 0.01},
-                    {"precision": "bf16", "microbatch": 1}):
+                    {"freeze": ("input_blocks.*",), "precision": "bf16"}, {"optimizer": "muon", "precision": "bf16"}):
         sharded(folder, **options)
+
+
+def sharded_in_16_bits(folder):
+    """The same of ranks that send most weights in 16 bits."""
+    sharded(folder, precision="bf16", microbatch=1)
 
 
 def peer_steps(folder):
@@ -152,6 +159,57 @@ def peer_steps(folder):
 def mpi_steps(folder):
     """The same on GPUs whose gradients go through the host's memory."""
     steps(folder, "cuda", "mpi")
+
+
+def over_hosts(folder):
+    """Sums of two hosts' sums, by MPI between them, whose order is that of the hosts. What `peer` does within a host is
+    done by MPI here, as there is no GPU."""
+    from numdiff.distributed import exchange
+    communicator = connect("auto", "cpu")
+    size = communicator.size // 2
+    communicator.hosts, communicator.local_size, communicator.local_rank = 2, size, communicator.rank % size
+    communicator._local = communicator.comm.Split(communicator.rank // size, communicator.rank)
+
+    class Inside:
+        status = 5
+
+        def __init__(self, inside, parameters):
+            self.ranks, self.gradient = inside, parameters.grad
+
+        def add(self, loss):
+            rows = self.ranks.gather((self.gradient, loss[0]))
+            own = slice(*exchange.slice_of(self.gradient.size, self.ranks.rank, self.ranks.size))
+            self.gradient[own] = sum((row[own] for row, _ in rows[1:]), rows[0][0][own])
+            loss[0] = sum(one for _, one in rows)
+
+        def gather(self):
+            for rank, row in enumerate(self.ranks.gather(self.gradient)):
+                own = slice(*exchange.slice_of(row.size, rank, self.ranks.size))
+                self.gradient[own] = row[own]
+
+        def check(self, status):
+            pass
+
+        def close(self):
+            pass
+
+    exchange.PeerExchange, exchange.try_sums = Inside, lambda *_: None  # which is for GPUs
+    with communicator.job():
+        n = 3 * exchange.BUCKET + 100
+        gradient, loss = np.zeros(n, np.float32), np.zeros(1, np.float32)
+        through = exchange.HostsExchange(communicator, types.SimpleNamespace(grad=gradient), exchange.MpiExchange)
+        assert through.name == "peer+mpi" and through.status == 5
+        assert through.inside.numbers == [communicator.rank // size * size + k for k in range(size)]
+        rows = np.random.default_rng(0).standard_normal((communicator.size, n)).astype(np.float32)
+        for _ in range(2):
+            gradient[:], loss[0] = rows[communicator.rank], communicator.rank
+            through.finish(loss)
+            hosts = [sum(part[1:], part[0]) for part in (rows[:size], rows[size:])]
+            np.testing.assert_array_equal(gradient, hosts[0] + hosts[1])
+            assert loss[0] == sum(range(communicator.size))
+        through.check()
+        through.close()
+        (folder / f"over-hosts-{communicator.rank}").touch()
 
 
 def methods(folder):

@@ -17,11 +17,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from numdiff.distributed import buckets, exchange, launcher
+from numdiff.distributed import buckets, exchange, launcher, overlap
 from numdiff.distributed import communicator as distributed
+from numdiff.dtypes import HALVES
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels.quantise import PARTIALS
-from numdiff.nn import UNet
+from numdiff.nn import Linear, UNet
+from numdiff.nn.module import FlatParameters
+from numdiff.nn.partition import Partition
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.report import read_stats
 from numdiff.training.trainer import split_batch
@@ -30,6 +33,7 @@ from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs, relative_er
 from tests.distributed import ranks
 from tests.distributed.hosts import two_hosts
 from tests.distributed.watched import watched
+from tests.nn.test_partition import Layers
 from tests.training.test_trainer import losses, make
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -70,8 +74,9 @@ def folder(tmp_path_factory, counts):
     """What these jobs have left: losses and states, runs and resumed runs."""
     folder = tmp_path_factory.mktemp("ranks")
     for count in counts:
-        several = ["methods", "sharded", "float8", *(["sharded_further"] if 4 in counts else [])]
-        tasks = ["steps", *(several if count > 1 else []), *(["runs"] if count > 1 and 4 in counts else [])]
+        several = ["methods", "sharded", "sharded_in_16_bits", "float8", *(["sharded_further"] if 4 in counts else [])]
+        tasks = ["steps", *(several if count > 1 else []), *(["runs"] if count > 1 and 4 in counts else []),
+                 *(["over_hosts"] if count == 4 else [])]
         text = check_done(run(task(count, ",".join(tasks), folder)))
         if count == 2 and 4 in counts:
             assert text.count("resumed after step 5 of 10") == 1 and "ranks     2 on 1 host; gradients by mpi" in text
@@ -98,6 +103,12 @@ def test_ranks_train_as_one(folder, counts):
 @needs("mpi")
 def test_every_method_of_the_communicator(folder, counts):
     assert len(list(folder.glob("methods-*"))) == max(counts)
+
+
+@needs("mpi")
+@where(lambda counts: 4 in counts)
+def test_sums_over_hosts_have_the_order_of_the_hosts(folder, counts):
+    assert len(list(folder.glob("over-hosts-*"))) == 4
 
 
 @needs("mpi")
@@ -641,7 +652,7 @@ class Threads:
     """A communicator of threads, for what runs on GPUs with a memory that all can read."""
 
     def __init__(self, rank, size, board, barrier):
-        self.rank, self.size, self.hosts, self.transport = rank, size, 1, "auto"
+        self.rank, self.size, self.hosts, self.local_size, self.transport = rank, size, 1, 1, "auto"
         self.board, self.wall = board, barrier
 
     def gather(self, value):
@@ -682,7 +693,7 @@ class FakeGpu:
     def open_shared(self, shared):
         return shared
 
-    def close_shared(self):
+    def close_shared(self, arrays):
         self.closed += 1
 
     def synchronize(self):
@@ -690,9 +701,10 @@ class FakeGpu:
 
 
 class GpuArray(np.ndarray):
-    """A NumPy array that says which GPU it is on."""
+    """A NumPy array that says which GPU it is on; so do its slices."""
 
-    backend = None
+    def __array_finalize__(self, source):
+        self.backend = getattr(source, "backend", None)
 
 
 MPI_EXCHANGE = exchange.MpiExchange
@@ -752,7 +764,7 @@ def shared_by(communicator, gradient, array):
     """(parameters, partition) of 1000 elements, of which each rank has a part of its own size."""
     bounds = [0, *(100 * rank + 64 for rank in range(1, communicator.size)), 1000]
     pieces = [0, *(2 * rank + 1 for rank in range(1, communicator.size)), 20]
-    parameters = types.SimpleNamespace(grad=gradient, data=array(1000))
+    parameters = types.SimpleNamespace(grad=gradient, data=array(1000), half=None)
     partition = types.SimpleNamespace(sharded=True, bounds=bounds, piece_bounds=pieces, partials=array(20))
     return parameters, partition
 
@@ -792,6 +804,119 @@ def test_peers_that_share_the_update(count, monkeypatch):
 
     x = [np.random.default_rng(rank).standard_normal(1000).astype(np.float32) for rank in range(count)]
     check_gathered(on_threads(count, monkeypatch, body), sum(x[1:], x[0]))
+
+
+def step_of(rank, through, kind="unet"):
+    """(TrainingStep, model) of two images of this rank of two, and of each rank others."""
+    from numdiff.diffusion import Diffusion
+    from numdiff.nn import AdamW
+    from numdiff.training.step import TrainingStep
+    model = random_model(kind)
+    rng = np.random.default_rng(rank)
+    step = TrainingStep(model, Diffusion(), AdamW(model.parameters), 2, 1, exchange=through(model), seed=2, rank=rank,
+                        ranks=2)
+    step.load(rng.integers(0, 256, (2, 8, 8, 3), np.uint8), np.array([0, 1], np.int32))
+    return step, model
+
+
+class Streams(FakeGpu):
+    """Notes which launches go to the second stream, and when they are waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.log, self.second = [], ""
+
+    @contextlib.contextmanager
+    def forked(self):
+        self.second = "beside: "
+        yield
+        self.second = ""
+
+    def join(self):
+        self.log.append("join")
+
+    def note(self, text):
+        self.log.append(self.second + text)
+
+
+@pytest.mark.parametrize("kind", ["unet", "dit"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind, shared, monkeypatch):
+    """For every layer that there is; both ranks pass the same barriers in the same order, none but the last group's
+    after the join."""
+    alone = []
+    for rank in range(2):
+        step, model = step_of(rank, lambda model: None, kind)
+        loss, _ = step._gradients()
+        alone.append((model.parameters.grad.copy(), loss[0]))
+    monkeypatch.setattr(overlap, "BLOCKS", 4)
+
+    def noted(function):
+        def launcher(buffers, own, table, *, blocks):
+            own.backend.note(f"{function.__name__} {blocks}")
+            function(buffers, own, table)
+        return launcher
+
+    for function in overlap.peer_reduce_pieces, overlap.peer_copy_pieces:
+        monkeypatch.setattr(overlap, function.__name__, noted(function))
+
+    def body(communicator, gradient):
+        communicator.transport, gpu = "peer", Streams()
+
+        def through(model):
+            parameters = model.parameters
+            parameters.grad = parameters.grad.view(GpuArray)
+            parameters.grad.backend = gpu
+            partition = Partition(parameters, communicator) if shared else None
+            if shared:
+                partition.partials = partition.partials.astype(np.float32)
+            found = exchange.make_exchange(communicator, parameters, partition)
+            barrier = found.barrier
+            found.barrier = lambda: (gpu.note("barrier"), barrier())
+            return found
+
+        step, model = step_of(communicator.rank, through, kind)
+        results = []
+        for _ in range(2):
+            gpu.log.clear()
+            loss, _ = step._gradients(exchange=step.exchange)
+            gpu.log.append("backward has ended")
+            step.exchange.finish(loss)
+            own = slice(*step.exchange.partition.bounds[communicator.rank:][:2]) if shared else slice(None)
+            results.append((own, np.array(model.parameters.grad)[own], loss[0]))
+            communicator.gather(None)
+        return results, gpu.log
+
+    (first, log), (second, other) = on_threads(2, monkeypatch, body)
+    for own, gradient, loss in (*first, *second):
+        np.testing.assert_array_equal(gradient, (alone[0][0] + alone[1][0])[own])
+        assert loss == alone[0][1] + alone[1][1]
+    assert log == other
+    group = ["barrier", "peer_reduce_pieces 4", *([] if shared else ["barrier", "peer_copy_pieces 4"])]
+    last = [text.replace("4", "None") for text in group]
+    at = log.index("backward has ended")
+    assert log[at + 1:] == ["join", *last, *([] if shared else ["barrier"])]
+    beside = [f"beside: {text}" for text in group]
+    assert len(log[:at]) >= 4 * len(group) and log[:at] == beside * (at // len(group))
+
+
+def test_groups_leave_out_what_is_complete_late():
+    """A parameter in the middle of the buffer whose gradient comes last holds up none of its neighbours."""
+    parameters = FlatParameters(Layers())
+    first, late, last = (parameters.parameters[f"{name}.weight"] for name in ("first", "second", "third"))
+    biases = [parameters.parameters[f"{name}.bias"] for name in ("first", "second", "third")]
+    groups = overlap.groups_of(parameters, [[last, biases[2]], [first, biases[0], biases[1]], [late]], 0, 2, None)
+    assert [group.ready for group in groups] == [0, 1, 2]
+    assert [set(map(id, group.parameters)) for group in groups] == [
+        {id(last), id(biases[2])}, {id(first), id(biases[0]), id(biases[1])}, {id(late)}]
+    rows = [sorted((first, count) for _, first, _, count in np.concatenate([group.own, group.others]).tolist())
+            for group in groups]
+    assert rows == [[(256, 128)], [(0, 128), (192, 64)], [(128, 64)]]
+    assert groups[0].complete
+    last.stale = True  # its operation was left out
+    assert not groups[0].complete
+    parts = overlap.groups_of(parameters, [[last, first, late, *biases]], 1, 2, [0, 192, 384])
+    assert parts[0].own.tolist() == [[1, 192, 192, 192]] and parts[0].others.tolist() == [[0, 0, 0, 192]]
 
 
 class Nccl:
@@ -901,6 +1026,104 @@ def test_the_largest_magnitudes_travel_with_the_loss(transport, monkeypatch):
         for step, (got, loss) in enumerate(found):
             np.testing.assert_array_equal(got.view(np.float32), largest[step])
             assert loss == 7 + 3 * step
+
+
+@pytest.mark.parametrize("name", ["peer", "nccl"])
+def test_weights_travel_in_16_bits(name, monkeypatch):
+    """What a step has read in float32 arrives so, all else in the copy alone, until the masters are gathered."""
+    nccl = Nccl(3)
+    monkeypatch.setattr(exchange, "import_nccl", lambda: nccl)
+    monkeypatch.setattr(exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+    updated = np.random.default_rng(0).standard_normal(256).astype(np.float32)
+
+    def body(communicator, gradient):
+        communicator.transport = name
+        parameters = FlatParameters(Linear(8, 24))  # a weight of 192 numbers, a bias with its gap in the last 64
+        parameters.keep_half(HALVES["bfloat16"])
+        parameters.grad = parameters.grad.view(GpuArray)
+        parameters.grad.backend = gradient.backend
+        partition = Partition(parameters, communicator)
+        partition.partials = partition.partials.astype(np.float32)  # as on a GPU
+        partition.exchange = exchange.make_exchange(communicator, parameters, partition)
+        parameters.begin_gradients()
+        assert parameters.parameters["bias"].data.shape == (24,)  # it is read
+        before, own = parameters.data.copy(), slice(partition.first, partition.stop)
+        parameters.data[own] = updated[own]
+        parameters.half[own] = updated[own].astype(parameters.half.dtype)
+        partition.gather_weights()
+        communicator.gather(None)
+        before[own], before[192:] = updated[own], updated[192:]
+        np.testing.assert_array_equal(parameters.data, before)
+        np.testing.assert_array_equal(parameters.half, updated.astype(parameters.half.dtype))
+        partition.gather_masters()
+        communicator.gather(None)
+        np.testing.assert_array_equal(parameters.data, updated)
+        return partition.exchange.name
+
+    assert on_threads(3, monkeypatch, body) == [name] * 3
+
+
+def on_two_hosts(communicator, boards):
+    """The communicator of four threads as that of two hosts of two ranks."""
+    host, number = divmod(communicator.rank, 2)
+    communicator.hosts = communicator.local_size = 2
+    inside, across = (number, 2, *boards["on host", host]), (host, 2, *boards["with", number])
+    communicator.split = lambda: (Threads(*inside), Threads(*across))
+    return number
+
+
+@pytest.mark.parametrize("transport", ["auto", "peer"])
+def test_several_hosts_add_up_within_and_then_between(transport, monkeypatch):
+    """The slices of each host's sums, by NCCL; chosen among what these ranks can use, as it is the fastest."""
+    groups = [(kind, k) for kind in ("on host", "with") for k in range(2)]
+    boards = {group: ([None] * 2, threading.Barrier(2, timeout=30)) for group in groups}
+    between, tried, this = [Nccl(2), Nccl(2)], [], threading.local()
+    kinds = {"nccl": exchange.NcclExchange}
+
+    def flat_nccl(communicator, *rest):
+        if communicator.size == 4:
+            tried.append("nccl")
+            raise NumdiffError("it is slow.")
+        return kinds["nccl"](communicator, *rest)
+
+    monkeypatch.setattr(exchange, "NcclExchange", flat_nccl)
+    monkeypatch.setattr(exchange, "import_nccl", lambda: this.nccl)
+    monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+
+    def body(communicator, gradient):
+        this.nccl = between[on_two_hosts(communicator, boards)]
+        communicator.transport = transport
+        through = exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient))
+        found, rows = [], np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)
+        for _ in range(2):
+            gradient[...], loss = rows[communicator.rank], np.array([2.0**communicator.rank], np.float32)
+            through.finish(loss)
+            np.testing.assert_array_equal(gradient, (rows[0] + rows[1]) + (rows[2] + rows[3]))
+            found.append(loss[0])
+        return through.name, through.why, through.inside.numbers, found
+
+    for rank, (name, why, numbers, found) in enumerate(on_threads(4, monkeypatch, body)):
+        assert name == "peer+nccl" and numbers == [rank // 2 * 2, rank // 2 * 2 + 1] and found == [15, 15]
+        assert "Not peer+mpi: threads have no MPI." in why and ("Not nccl: it is slow." in why) == (transport == "auto")
+    assert tried == ["nccl"] * 4 * (transport == "auto")
+
+
+@pytest.mark.parametrize("counts, shares, said", [
+    ((2, 2, 1), False, "takes 2 to 8 ranks on each of several hosts, as many on all; use nccl or mpi"),
+    ((2, 2, 2), True, "shares neither the update nor the scales of fp8 over several hosts; use nccl or mpi")])
+def test_ranks_on_several_hosts_that_peer_does_not_suit(counts, shares, said, monkeypatch):
+    def body(communicator, gradient):
+        communicator.transport, communicator.hosts, communicator.local_size = "peer", 2, counts[communicator.rank]
+        try:
+            exchange.make_exchange(communicator, types.SimpleNamespace(grad=gradient),
+                                   types.SimpleNamespace(sharded=shares))
+        except UsageError as error:
+            return str(error)
+
+    assert all(said in text for text in on_threads(3, monkeypatch, body))
 
 
 def test_auto_passes_over_what_one_rank_cannot_do_and_says_why(monkeypatch):

@@ -23,6 +23,7 @@ from numdiff.kernels import (
     embedding,
     layernorm,
     linear,
+    peer_pieces,
     peer_reduce,
     quantise,
     random,
@@ -939,6 +940,25 @@ def test_peer_costs(version):
     read, flops = peer_reduce.peer_all_reduce_cost(n, ranks)
     assert t.read_bytes["global"] == ranks * read + 4 * n
     assert t.total_flops == ranks * flops
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_copied_pieces_cost(half):
+    n = 64
+    t = Counted(lambda u: peer_pieces.peer_copy_pieces(
+        [u(n), u(n)], u(n), upload(peer_pieces.pieces_of([(1, 0, 0, n)]), u.device),
+        u(n) if half else None)).total
+    moved, flops = peer_pieces.peer_copy_pieces_cost(n, half)
+    assert t.distinct_bytes == moved + 2 * n * half + 32 and flops == t.total_flops == 0  # half of float32; a row
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_summed_pieces_cost(ranks):
+    n = 8 * peer_pieces.BLOCK  # so that no thread adds up zeros
+    t = Counted(lambda u: peer_pieces.peer_reduce_pieces(
+        [u(n) for _ in range(ranks)], u(n), upload(peer_pieces.pieces_of([(0, 0, 0, n)]), u.device))).total
+    moved, flops = peer_pieces.peer_reduce_pieces_cost(n, ranks)
+    assert t.distinct_bytes == moved + 24 and t.total_flops == flops  # three numbers of the piece
 
 
 def test_linear_costs():

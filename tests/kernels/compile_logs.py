@@ -9,6 +9,7 @@ float64. Exit code 1 where anything is. The tests read the same logs (test_compi
 import concurrent.futures
 import functools
 import inspect
+import itertools
 import os
 import pathlib
 import re
@@ -26,6 +27,8 @@ from tests.kernels.ptx_equal import find_ptxas, normalised
 # Limited by memory, with a row or more in registers: a spill would go there and back.
 IN_REGISTERS = ("layernorm.", "rmsnorm.", "optimizer.muon.", "optimizer.power_ema.", "transformer.adaln.",
                 "transformer.gate_adaln.", "transformer.qk_norm_rope.", "transformer.swiglu.")
+ORDERS = {"nn", "nt", "tn", "tt"}  # words of kernels' names, as `covering` reads them
+SWITCHES = {"bf16", "pair", "promoted", "eight", "rms", "weighted", "unshifted", "gate"}
 CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
 
@@ -76,6 +79,37 @@ def widest_in_registers():
         code = kernel.py_func.__code__
         texts.setdefault((code.co_filename, code.co_firstlineno), []).append(name)
     return [name for names in texts.values() for name in names[-2:]]
+
+
+def covering(names):
+    """Of names of kernels so many that each two constants of a text are together in one of them.
+
+    A kernel's name has its constants: tile, order, epilogue, type. A text that compiles, and keeps to its
+    registers, with each two of them is taken to do so with three. The widest come first. The command has all.
+    """
+    texts, chosen, known = {}, [], {**kernels_in_registers(), **kernels()}
+    for name in sorted(names, key=numbered, reverse=True):
+        code = known[name][0].py_func.__code__
+        texts.setdefault((code.co_filename, code.co_firstlineno), []).append(name)
+    for variants in texts.values():
+        pairs = {name: set(itertools.combinations(sorted(words_of(name)), 2)) for name in variants}
+        left = set().union(*pairs.values())
+        while left:
+            name = max(variants, key=lambda name: len(pairs[name] & left))
+            left -= pairs[name]
+            chosen.append(name)
+    return sorted(chosen)
+
+
+def words_of(name):
+    """Of a kernel's name the constants, as a set: its numbers, each with its place; one of ORDERS; of SWITCHES, which
+    are on; and all else as one: the epilogue."""
+    numbers, words = [], []
+    for word in re.split(r"[._, ]+", name):
+        (numbers if word.isdigit() else words).append(word)
+    found = {f"number {place}: {number}" for place, number in enumerate(numbers)} | ORDERS.intersection(words)
+    found |= {switch if switch in words else f"no {switch}" for switch in SWITCHES}
+    return found | {" ".join(word for word in words if word not in ORDERS | SWITCHES)}
 
 
 def numbered(name):

@@ -41,6 +41,7 @@ NOT_YET = {
         "matmul_fp8_gelu_backward, 16384×768, 3072×768, float32 (to float16)": {0},
         "matmul_fp8_gelu_forward, 16384×768, 3072×768, float32 (to E4M3)": {0},
         "matmul_fp8_gelu_backward, 16384×768, 3072×768, float32 (to E4M3)": {0},
+        "peer_copy_pieces, 20494272, 20494272, float32 (both ranks' arrays on one card)": {0},
         "columns_of, 16384×3072, 1, float32": {0},
         "squares_of_pieces, 20494272, 1251×2, float32": {0},
         "gate_adaln_forward, 64×256×768, 64×256×768, float16 (to E4M3)": {2},

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from numdiff.device import copy_into, download, get_backend, zeros
+from numdiff.device.array import as_words
+from numdiff.dtypes import HALVES
 from numdiff.errors import UsageError
 from numdiff.kernels.optimizer.grad_norm import squares_of_pieces
 from numdiff.nn import AdamW, Linear, Muon
@@ -88,6 +90,9 @@ class Both:
     def gather_weights(self):
         """Each rank has its part; the test looks at no other."""
 
+    def gather_mixed(self, mixed):
+        """Likewise."""
+
 
 def update_in_parts(device, kind, ranks):
     """An update or two by each of the ranks, or by one that has all: the weights, the averages, the copy in 16 bits."""
@@ -122,6 +127,46 @@ def update_in_parts(device, kind, ranks):
 
 
 MATRICES = {"first.weight": 1, "third.weight": 1}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_weights_come_in_the_type_in_which_they_are_read(device, packed):
+    """To three ranks, taken from the others' memory or packed: the copy of 16 bits whole, the float32 where it is read.
+    """
+    backend, kind, parts = get_backend(device), HALVES["bfloat16"], []
+    weights = np.random.default_rng(0).standard_normal((3, 6 * 64)).astype(np.float32)  # after each rank's update
+    bias, frozen, last = slice(64, 128), slice(128, 192), slice(256, 320)
+    weights[:, frozen] = weights[0, frozen]
+    for rank in range(3):
+        parameters = FlatParameters(Layers(), backend)
+        parameters.freeze(["second.weight"])
+        copy_into(parameters.data, weights[rank])
+        parameters.keep_half(kind)
+        parts.append(Partition(parameters, types.SimpleNamespace(rank=rank, size=3)))
+        parameters.begin_gradients()
+        for name in ("first.bias", "third.weight"):
+            assert parameters.parameters[name].data is not None  # it is read
+    mixed, flat = [part.mixed() for part in parts], [part.parameters for part in parts]
+    assert parts[0].bounds == [0, 128, 256, 384] and mixed == [part.mixed() for part in parts]  # which are kept
+    assert np.diff(mixed[0].bounds).tolist() == [32 + 64, 32, 64 + 32]  # words
+    if packed:
+        for one in mixed:
+            one.pack()
+        for one in mixed:
+            for other, (low, high) in zip(mixed, itertools.pairwise(one.bounds), strict=True):
+                copy_into(one.packed[low:high], other.packed[low:high])
+            one.unpack()
+    else:
+        for one in mixed:
+            one.take([f.data for f in flat], [as_words(f.half) for f in flat])
+    updated = np.concatenate([weights[0, :128], weights[1, 128:256], weights[2, 256:]])
+    for rank, parameters in enumerate(flat):
+        own, want = slice(128 * rank, 128 * rank + 128), weights[rank].copy()
+        for there in bias, last, own:
+            want[there] = updated[there]
+        np.testing.assert_array_equal(download(parameters.data), want)
+        np.testing.assert_array_equal(download(parameters.half), updated.astype(kind))
 
 
 @pytest.mark.parametrize("kind, device", [(AdamW, "cpu"), (AdamW, "emulator"), (Muon, "cpu"),

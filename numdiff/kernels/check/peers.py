@@ -5,8 +5,8 @@ others' flags are set beforehand.
 """
 import numpy as np
 
-from .. import peer_reduce
-from .case import Case, in_place, normal
+from .. import peer_pieces, peer_reduce
+from .case import HALF_TOLERANCE, Case, in_place, normal
 
 
 def peer_cases():
@@ -40,6 +40,20 @@ def peer_cases():
 
     yield Case("peer_all_gather", normal(**dict.fromkeys(names(4), (44,))), in_place(parts, *names(4)), (1, 2),
                label="4 ranks, parts of their own")
+    size = peer_pieces.PIECE + 24
+
+    def some(rng):
+        ranges = (2, 0, 0, 4), (0, 12, 8, peer_pieces.PIECE + 8)  # the second is cut
+        return {**normal(**dict.fromkeys((*names(3), "y"), (size,)))(rng), "half": np.ones(size, np.float16),
+                "pieces": peer_pieces.pieces_of(ranges)}
+
+    yield Case("peer_copy_pieces", some, in_place(
+        lambda a, v: peer_pieces.peer_copy_pieces(buffers(a, 3), a.y, a.pieces, blocks=2), "y"))
+    yield Case("peer_reduce_pieces", some, in_place(
+        lambda a, v: peer_pieces.peer_reduce_pieces(buffers(a, 3), a.y, a.pieces, blocks=2), "y"))
+    yield Case("peer_copy_pieces", some, in_place(
+        lambda a, v: peer_pieces.peer_copy_pieces(buffers(a, 3), a.y, a.pieces, a.half), "y", "half"),
+        tolerance=HALF_TOLERANCE, label="with a copy of 16 bits")
     for n in 1, 300:
         yield Case("peer_sum", normal(x0=(n,), x1=(n,), x2=(n,), total=(n,)),
                    in_place(lambda a, v: peer_reduce.peer_sum(buffers(a, 3), a.total), "total"), label=f"3 ranks, {n}")

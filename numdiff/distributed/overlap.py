@@ -1,0 +1,125 @@
+"""The sum of the gradients by `peer` beside the backward pass, on a second stream.
+
+    first stream     … backward of the last blocks | of those before …  … | join, the rest of the sum | update
+    second stream          group 0: barrier, sum, barrier, gather | group 1: … |
+
+The parameters form groups by the moment at which their gradients are complete, and a group leaves at that moment. It is
+no run of the flat buffer, as a bucket of `mpi` is: a UNet's embedding layers lie all over it, and their gradients come
+last, so that every run would wait for them. What has not left when the backward pass ends follows it.
+
+THE SAME BITS. Each element is added up by one rank, in rank order, as without this. What adds up parts of a weight's
+gradient later (kernels/second_pass.py) does so before a group leaves.
+
+WHY IT CANNOT LOCK UP. A barrier's kernel spins on one multiprocessor until all ranks have come to the same barrier, and
+kernels of the backward pass may need that multiprocessor, even all of them at once. All ranks have the same groups, and
+pass the same barriers in the same order; the first stream waits for the second only at the join, after the last fork.
+Take the first barrier that not all ranks have come to. A rank that has not has passed all barriers before it, so
+nothing spins there: its backward pass goes on, forks, and the rank comes.
+
+WHAT A GROUP MAY TOUCH. Its gradients, which are complete: their loan is over (nn/loans.py), and what was lent is not
+lent again in this step. Its kernels write nothing else, and the join precedes whatever writes gradients next.
+"""
+import numpy as np
+
+from ..device import forked, join, lasting, upload
+from ..kernels.peer_pieces import peer_copy_pieces, peer_reduce_pieces, pieces_of
+from ..kernels.second_pass import settle
+from ..nn.partition import joined
+from .buckets import NEVER, last_records, parameters_of
+
+BLOCKS = 0  # of 256 threads, that add up beside the backward pass; 0: the sum follows it. Not measured yet: off
+GROUPS = 16  # at most, of nearly the same size: little more than one of them follows the backward pass
+
+
+class Group:
+    """Parameters whose gradients are complete after the same record.
+
+    own, others: tables of the pieces that this rank adds up, and of those that it gets from the others, as
+    kernels/peer_pieces.py takes them
+    """
+
+    def __init__(self, members, ready, parameters, rank, ranks, bounds):
+        self.parameters, self.ready = [parameter for parameter, *_ in members], ready
+        spans = sorted((first, end) for _, first, _, end in members)
+        pieces = pieces_of(rows_of(spans, bounds))
+        if bounds is None:
+            pieces[:, 0] = np.arange(len(pieces)) * ranks // max(1, len(pieces))
+        with lasting(getattr(parameters.grad, "backend", None)):
+            self.own, self.others = (upload(pieces[which], parameters.grad) for which in (
+                pieces[:, 0] == rank, pieces[:, 0] != rank))
+
+    @property
+    def complete(self):
+        """Not where an operation was left out, whose gradients `end_gradients` will zero."""
+        return not any(parameter.stale or parameter.loan for parameter in self.parameters)
+
+
+def rows_of(spans, bounds):
+    """(rank, first, first, count) of spans [(start, stop)]; bounds: of the ranks' parts, or None: rank 0 stands for
+    all."""
+    last = max((stop for _, stop in spans), default=0)
+    return [(rank, start, start, stop - start) for rank, (low, high) in enumerate(
+        [(0, last)] if bounds is None else zip(bounds, bounds[1:], strict=False))
+        for start, stop in joined(spans, low, high)]
+
+
+def groups_of(parameters, touched, rank, ranks, bounds):
+    """[`Group`] in the order in which they are complete; touched: for each record, in the order of playing back, the
+    parameters that it adds to; bounds: of the ranks' parts of the update, or None."""
+    last, groups, members, size = last_records(touched), [], [], 0
+    wanted = parameters.total / GROUPS
+    spans = sorted(parameters.spans().values(), key=lambda span: (last.get(id(span[0]), NEVER), span[1]))
+    for span, after in zip(spans, [*spans[1:], None], strict=True):
+        ready = last.get(id(span[0]), NEVER)
+        members, size = [*members, span], size + span[3] - span[1]
+        if after is None or size >= wanted and ready < last.get(id(after[0]), NEVER):
+            groups.append(Group(members, ready, parameters, rank, ranks, bounds))
+            members, size = [], 0
+    return groups
+
+
+def plan(like, size):
+    """Launch the kernels of an `Overlap` among `size` ranks on a stand-in for a GPU."""
+    table = upload(pieces_of([(0, 0, 0, 4)]), like)
+    peer_reduce_pieces([like] * size, like, table)
+    peer_copy_pieces([like] * size, like, table)
+
+
+class Overlap:
+    """Watcher (buckets.py) of a backward pass, for a `PeerExchange`."""
+
+    def __init__(self, exchange, parameters):
+        self.exchange, self.parameters = exchange, parameters
+        self.groups = {}  # number of a tape's records -> [Group]; all are kept, as a recorded step has their tables
+        self.current, self.left = None, 0  # the groups of this step, once it has begun, and how many of them have left
+
+    def begin(self, records):
+        if len(records) not in self.groups:
+            exchange, touched = self.exchange, [parameters_of(record.backward) for record in reversed(records)]
+            self.groups[len(records)] = groups_of(self.parameters, touched, exchange.rank, len(exchange.gradients),
+                                                  exchange.partition and exchange.partition.bounds)
+        self.current, self.left = self.groups[len(records)], 0
+
+    def played(self, number):
+        while (self.left < len(self.current) - 1 and self.current[self.left].ready <= number
+               and self.current[self.left].complete):
+            settle()
+            with forked(self.exchange.gpu):
+                self._add(self.current[self.left], BLOCKS)
+
+    def finish(self):
+        """What has not left follows the backward pass."""
+        join(self.exchange.gpu)
+        while self.left < len(self.current):
+            self._add(self.current[self.left], None)
+        self.current = None
+
+    def _add(self, group, blocks):
+        exchange = self.exchange
+        own = exchange.gradient
+        exchange.barrier()  # every rank's gradients of the group are ready
+        peer_reduce_pieces(exchange.gradients, own, group.own, blocks=blocks)
+        if not exchange.partition:
+            exchange.barrier()  # every rank's sums are there
+            peer_copy_pieces(exchange.gradients, own, group.others, blocks=blocks)
+        self.left += 1

@@ -1,0 +1,106 @@
+"""The sum of the gradients beside the backward pass (numdiff/distributed/overlap.py) and after it: bits, milliseconds.
+
+    mpiexec -n 2 python -m tests.distributed.benchmark_overlap         two GPUs, the UNet of unet.cu and the DiT small64
+    mpiexec -n 2 python -m tests.distributed.benchmark_overlap --blocks 8,16 --groups 4,8 --shard-update yes
+
+Rank 0 first trains alone. Then all train, each on as many images, by `peer`: with the sum after the backward pass, and
+beside it with so many blocks of 256 threads, in so many groups. All step functions are recorded first, and then timed
+in turns, as a card's clock changes. A row says how long a step takes, its share of N times one rank's rate, and whether
+weights and moments have the bits of the first row after as many steps. The aim is 97 %.
+"""
+import argparse
+import hashlib
+
+import numpy as np
+
+from numdiff.distributed import communicator as distributed
+from numdiff.distributed import overlap
+from numdiff.errors import UsageError
+from numdiff.training.build import build_model, build_trainer
+from numdiff.training.compiling import compile_for, plan_of
+from numdiff.training.options import resolve
+from tests.distributed.benchmark_scaling import Images, alone, ready_trainer, sum_seconds, timed
+
+RUNS = (("unet", "unet64", 32), ("dit", "small64", 64))  # model, preset, images a rank
+TURNS = 6  # in which each way is timed
+
+
+def numbers(text):
+    return [int(part) for part in text.split(",")]
+
+
+def compile_all(communicator, options, images, blocks):
+    """The kernels of these steps, in parallel, before they are launched one by one."""
+    overlap.BLOCKS = blocks
+    trainer = build_trainer(options, build_model(options), images)
+    compile_for(trainer.model, lambda card: plan_of(trainer, card), communicator)
+    communicator.barrier()
+    trainer.exchange.close()
+    overlap.BLOCKS = 0
+
+
+def bits(trainer):
+    """A digest of this rank's weights and moments."""
+    state = trainer.state()
+    return hashlib.blake2b(b"".join(state[name].tobytes() for name in sorted(state))).hexdigest()[:12]
+
+
+def measured(communicator, options, images, ways, row):
+    """{way: (seconds of a step, digests of all ranks)}, and seconds of the sum by itself."""
+    trainers, times = {}, {way: [] for way in ways}
+    for way in ways:
+        overlap.BLOCKS, overlap.GROUPS = way
+        trainers[way] = ready_trainer(options, images)
+    overlap.BLOCKS = 0
+    for _ in range(TURNS):
+        for way, trainer in trainers.items():
+            times[way].append(timed(communicator, trainer.model.backend, trainer.step_function.run, row, 1)[0])
+    found = {}
+    for way, trainer in trainers.items():
+        trainer.exchange.check()
+        trainer.check_ranks()
+        found[way] = float(np.median(times[way])), communicator.gather(bits(trainer))
+    added = sum_seconds(communicator, trainers[ways[0]])
+    communicator.barrier()
+    for trainer in trainers.values():
+        trainer.exchange.close()
+    return found, added
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=numbers, default=[8, 16, 32, 64], help="of the sum, one or several")
+    parser.add_argument("--groups", type=numbers, default=[overlap.GROUPS])
+    parser.add_argument("--model", choices=[model for model, *_ in RUNS], help="default: both")
+    parser.add_argument("--precision", default="fp16")
+    parser.add_argument("--shard-update", choices=("yes", "no"), default="no")
+    parser.add_argument("--row", type=int, default=20, help="steps timed together")
+    given = parser.parse_args()
+    communicator = distributed.connect("peer", "cuda")
+    ways = [(0, 1), *((blocks, groups) for groups in given.groups for blocks in given.blocks)]
+    with communicator.job():
+        if communicator.size == 1:
+            raise UsageError("start it with mpiexec -n 2 or more.")
+        for model, preset, images_of in RUNS:
+            if given.model not in (None, model):
+                continue
+            options = resolve({"model": model, "preset": preset, "optimizer": "adamw", "device": "cuda",
+                               "class_cond": False, "batch": images_of * communicator.size, "transport": "peer",
+                               "precision": given.precision, "shard_update": given.shard_update})
+            images = Images(images_of, options.image_size, 3)
+            compile_all(communicator, options, images, given.blocks[0])
+            single = options.changed(batch=images_of, shard_update="auto")
+            one = communicator.first(alone, single, images, given.row, TURNS)[0]
+            found, added = measured(communicator, options, images, ways, given.row)
+            if communicator.rank == 0:
+                print(f"{model} {preset}, {given.precision}, {images_of} images a rank: one rank {1e3 * one:.3f} ms a "
+                      f"step; the sum by itself {1e3 * added:.3f} ms")
+                first = found[ways[0]][1]
+                for (blocks, groups), (seconds, digests) in found.items():
+                    how = f"beside, {blocks} blocks, {groups} groups" if blocks else "after the backward pass"
+                    same = "the same bits" if digests == first else "OTHER BITS"
+                    print(f"  {how:32} {1e3 * seconds:8.3f} ms  {one / seconds:6.1%}  {same}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
