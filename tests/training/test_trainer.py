@@ -24,8 +24,9 @@ def make(images=None, labels=None, device="cpu", seed=3, num_classes=None, model
     if model == "toy":
         model = Toy(image_size=8, width=8, device=device, seed=seed)
     else:
-        sizes = {"unet": {"channel_mult": (1, 2), "attention_resolutions": (4,)},
-                 "convnext": {"channel_mult": (1,), "attention_resolutions": (), "block": "convnext"}}
+        small = {"channel_mult": (1,), "attention_resolutions": ()}
+        sizes = {"unet": {"channel_mult": (1, 2), "attention_resolutions": (4,)}, "small": small,
+                 "convnext": {**small, "block": "convnext"}}
         model = UNet(image_size=8, model_channels=32, num_res_blocks=1, device=device, seed=seed,
                      num_classes=num_classes, **sizes[model])
     dataset = FixedImages(images, labels)
