@@ -267,8 +267,8 @@ def check_same_training(meta, trainer, path):
     for name in dict.fromkeys([*then, *now]):
         if then.get(name) != now.get(name) and (name != "seed" or then[name] is not None):
             was, is_now = (f"{name} {say(values[name])}" if name in values else f"no {name}" for values in (then, now))
-            raise NumdiffError(f"{path} was trained with {was}, and the options to go on with say {is_now}: restore the "
-                               "run's options.json, or start a new run from these weights with --init.")
+            raise NumdiffError(f"{path} was trained with {was}, and the options to go on with say {is_now}: restore "
+                               "the run's options.json, or start a new run from these weights with --init.")
 
 
 def check_resumed_data(meta, trainer, path, new_data):
