@@ -247,13 +247,11 @@ def test_guidance_moves_the_mean():
 def test_an_image_depends_on_its_seed_and_not_on_its_batch(rng, name, options):
     model = tiny()
     model.parameters.load_flat(0.05 * rng.standard_normal(model.parameters.total))
-    together = sample(model, count=5, steps=4, sampler=name, seed=10, batch=5, **options)
-    apart = sample(model, count=3, steps=4, sampler=name, seed=12, batch=2, **options)
+    together = sample(model, count=5, steps=3, sampler=name, seed=10, batch=5, **options)
+    apart = sample(model, count=3, steps=3, sampler=name, seed=12, batch=2, **options)
     assert together.shape == (5, 8, 8, 3) and together.dtype == np.uint8
     assert np.array_equal(together[2:], apart)
     assert np.abs(together[0].astype(int) - together[1]).max() > 1
-    again = sample(model, count=5, steps=4, sampler=name, seed=10, batch=5, **options)
-    assert np.array_equal(together, again)
 
 
 @pytest.mark.parametrize("name, options", [*STOCHASTIC, *DETERMINISTIC, ("ddpm", {"learn_sigma": True})])

@@ -52,7 +52,11 @@ def given(name, rng):
     return {key: array.astype(np.float32) for key, array in arrays.items()}
 
 
+KINDS = "ddpm", "heun", "dpm++2m", "repaint"  # one kind of step and several, random and not
+
+
 @pytest.mark.parametrize("name", CASES)
+@quick(lambda engine, name: engine != "emulator" or name in (*KINDS, "learned"))
 def test_a_plan_gives_the_bits_of_the_function(engine, rng, name):
     sampler, settings = CASES[name]
     estimate, more = Estimate(), given(name, rng)
@@ -79,7 +83,7 @@ def test_a_plan_gives_the_bits_of_the_function(engine, rng, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@quick(lambda name: name in ("ddpm", "heun", "dpm++2m", "repaint"))  # one kind of step and several, random and not
+@quick(lambda name: name in KINDS)
 def test_replayed_and_launched_one_by_one_give_the_same_bits(rng, name):
     """Each kind of step is launched at first, recorded at its second time and replayed from then on; other seeds, and
     weights at another place, which are recorded anew."""
@@ -89,11 +93,13 @@ def test_replayed_and_launched_one_by_one_give_the_same_bits(rng, name):
     estimate.model = type("Model", (), {"num_classes": None, "backend": device, "place": lambda self: place[0]})()
     plan = Plan(sampler, estimate.numbers, SIGMAS, settings, more)
     replayed, launched = (Run(plan, estimate, 2, SHAPE, more, eager=eager) for eager in (False, True))
+    wanted = {}
     for turn, seeds in enumerate(([4, 7], [1, 2], [4, 7], [4, 7])):
         place[0] = "there" if turn == 3 else "here"
-        seeds, before = np.array(seeds, np.uint32), device.replays
-        got, wanted = (download(run(run.noise(seeds), seeds)) for run in (replayed, launched))
-        np.testing.assert_array_equal(got, wanted)
+        first, seeds, before = seeds[0], np.array(seeds, np.uint32), device.replays
+        if first not in wanted:
+            wanted[first] = download(launched(launched.noise(seeds), seeds))
+        np.testing.assert_array_equal(download(replayed(replayed.noise(seeds), seeds)), wanted[first])
         kinds = len(set(plan.steps))
         assert device.replays - before == (len(plan.steps) if 0 < turn < 3 else len(plan.steps) - kinds)
 

@@ -16,7 +16,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.training.options import resolve
 from numdiff.training.run import train
 
-OPTIONS = {"device": "cpu", "image_size": 8, "channel_mult": (1, 2), "attention_resolutions": (4,), "batch": 4,
+OPTIONS = {"device": "cpu", "image_size": 8, "channel_mult": (1,), "attention_resolutions": (), "batch": 4,
            "log_every": 5, "sample_every": 0, "sample_count": 6, "sample_steps": 2, "checkpoint_every": 5, "seed": 5,
            "lr_schedule": "constant", "warmup_steps": 2}
 
@@ -30,16 +30,19 @@ def join(device):
 
 
 def steps(folder, device="cpu", transport="auto"):
-    """Twenty steps of a small UNet; every rank leaves its losses and its state."""
+    """Eight steps of a small UNet; every rank leaves its losses and its state. Then a weight of rank 1 changes."""
     from tests.training.test_trainer import losses, make  # here, as most tasks need none of pytest
     communicator = join(device)
     communicator.transport = transport
     with communicator.job():
-        trainer = make(device=device)
-        values = losses(trainer, 20)
+        trainer = make(device=device, model="small")
+        values = losses(trainer, 8)
         trainer.check_ranks()
         path = folder / f"{communicator.rank}-of-{communicator.size}.npz"
         np.savez(path, losses=values, workers=workers(), transport=trainer.exchange.name, **trainer.state())
+        if communicator.size > 1 and device == "cpu":
+            trainer.model.parameters.data[7] += communicator.rank
+            expect("the weights of rank 1 differ from those of rank 0", trainer.check_ranks)
         trainer.close()
         trainer.exchange.close()
 
@@ -51,7 +54,7 @@ def sharded(folder, **options):
     with communicator.job():
         states, values, parts = [], [], []
         for how in ("no", "yes"):
-            trainer = make(shard_update=how, **options)
+            trainer = make(shard_update=how, model="small", **options)
             values.append(losses(trainer, 3))
             held = trainer.model.parameters.arrays()  # at a report all ranks have all weights
             trainer.check_ranks()
@@ -107,12 +110,7 @@ def float8(folder, device="cpu", transport="auto"):
             if how == "no":  # what would be without the others' magnitudes
                 trainer.exchange.mail.float8 = trainer.model.parameters.float8.of_ranks = None
                 losses(trainer, 1)
-                try:
-                    trainer.check_ranks()
-                except AgreedError as error:
-                    assert "the magnitudes in fp8 of rank 1 differ" in str(error), error
-                else:
-                    raise AssertionError("each rank had a part of the images, and the magnitudes of all")
+                expect("the magnitudes in fp8 of rank 1 differ", trainer.check_ranks)
             trainer.close()
             trainer.exchange.close()
         assert trained[0] == trained[1]
@@ -233,14 +231,19 @@ def methods(folder):
                 (lambda: communicator.everywhere(fail, "on rank 1", 1, rank), "on rank 1"),
                 (lambda: communicator.check_same(np.array([rank == 1]), "the flags"), "the flags of rank 1 differ"),
                 (lambda: communicator.check_options({"--batch": 8 + rank}), "disagree on --batch: rank 0 has 8")):
-            try:
-                wrong()
-            except AgreedError as error:
-                assert text in str(error), error
-            else:
-                raise AssertionError(f"no error: {text}")
+            expect(text, wrong)
         communicator.barrier()
         (folder / f"methods-{rank}").touch()
+
+
+def expect(text, action):
+    """That `action` raises the error with this text, on all ranks."""
+    try:
+        action()
+    except AgreedError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no error: {text}")
 
 
 def fail(text, where, rank):

@@ -25,8 +25,9 @@ from numdiff.training.run import train
 from numdiff_cli.main import main
 from tests.conftest import exhaustive, exhaustively, needs
 
-SMALL = {"device": "cpu", "image_size": 16, "channel_mult": (1, 2), "attention_resolutions": (8,), "batch": 4,
-         "log_every": 2, "sample_every": 0, "sample_count": 4, "sample_steps": 2, "checkpoint_every": 3, "seed": 5}
+SMALL = {"device": "cpu", "image_size": 8, "channel_mult": (1,), "attention_resolutions": (), "num_res_blocks": 1,
+         "batch": 4, "log_every": 2, "sample_every": 0, "sample_count": 4, "sample_steps": 2, "checkpoint_every": 3,
+         "seed": 5}
 
 
 def run(outdir, steps, resume=None, new_data=False, **more):
@@ -50,7 +51,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert "parameters" in text and "TFLOP" in text and "samples-00000007.png" in text
     model = numdiff.load(folder, device="cpu")
     images = numdiff.sample(model, count=4, steps=2, seed=1)
-    assert images.shape == (4, 16, 16, 3)
+    assert images.shape == (4, 8, 8, 3)
     raw = numdiff.load(folder, "cpu", "raw")
     assert not np.array_equal(model.arrays()["out.2.weight"], raw.arrays()["out.2.weight"])
 
@@ -58,9 +59,9 @@ def test_a_run_leaves_what_it_promises(tmp_path):
 @pytest.mark.usefixtures("no_curves")
 def test_late_reports_change_no_record(tmp_path, monkeypatch):
     """As on a GPU, where the host looks at a step's figures some steps later."""
-    at_once, _ = run(tmp_path / "a", 13, log_every=4, checkpoint_every=9)
+    at_once, _ = run(tmp_path / "a", 13, log_every=4, checkpoint_every=9, sample_count=0)
     monkeypatch.setattr(Readback, "lag", 4)
-    late, _ = run(tmp_path / "b", 13, log_every=4, checkpoint_every=9)
+    late, _ = run(tmp_path / "b", 13, log_every=4, checkpoint_every=9, sample_count=0)
     for folder in (at_once, late):
         assert [(r["step"], len(r["losses"])) for r in records(folder)] == [(4, 4), (8, 4), (9, 1), (12, 3), (13, 1)]
     assert [r["losses"] for r in records(at_once)] == [r["losses"] for r in records(late)]
@@ -68,7 +69,8 @@ def test_late_reports_change_no_record(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("no_curves")
 def test_a_run_says_and_keeps_its_precision(tmp_path):
-    folder, lines = run(tmp_path, 2, recompute=True)
+    folder, lines = run(tmp_path, 2, recompute=True, image_size=16, channel_mult=(1, 2), attention_resolutions=(8,),
+                        sample_count=0)
     assert "precision fp32: float32 throughout; blocks recomputed" in lines
     assert any(re.fullmatch(r"recompute blocks: [\d.]+ TFLOP more in each step, 32 %", line) for line in lines)
     assert json.loads((folder / "options.json").read_text())["precision"] == "fp32"
@@ -141,7 +143,7 @@ def test_a_run_goes_on_with_the_objective_and_the_seed_that_it_was_trained_with(
 
 def test_a_run_goes_on_with_its_own_data_or_with_other_on_purpose(tmp_path):
     rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (40, 16, 16, 3), np.uint8), np.arange(40) % 2
+    images, labels = rng.integers(0, 256, (40, 8, 8, 3), np.uint8), np.arange(40) % 2
     files = {}
     for name, content in {"own": (images, labels, ["a", "b"]), "copy": (images, labels, ["a", "b"]),
                           "other": (images[::-1], labels, ["a", "b"]), "fewer": (images[:20], labels[:20], ["a", "b"]),
@@ -149,10 +151,10 @@ def test_a_run_goes_on_with_its_own_data_or_with_other_on_purpose(tmp_path):
         files[name] = str(tmp_path / f"{name}.h5")
         with h5py.File(files[name], "w") as file:
             file["images"], file["labels"], file.attrs["classes"] = content
-    few = {"class_cond": True, "sample_count": 0, "channel_mult": (1,), "attention_resolutions": ()}
+    few = {"class_cond": True, "sample_count": 0}
     folder, _ = run(tmp_path / "runs", 2, data=files["own"], **few)
     run(tmp_path / "runs", 3, resume=str(folder), data=files["copy"], **few)
-    for name, why in (("other", "the images of"), ("fewer", "has 40 uint8 images of 16×16×3, .*fewer.h5 20 uint8")):
+    for name, why in (("other", "the images of"), ("fewer", "has 40 uint8 images of 8×8×3, .*fewer.h5 20 uint8")):
         with pytest.raises(UsageError, match=f"{name}.h5 is not the data that .*{why}.* or --new-data"):
             run(tmp_path / "runs", 4, resume=str(folder), data=files[name], **few)
     for new_data in (False, True):
@@ -163,7 +165,7 @@ def test_a_run_goes_on_with_its_own_data_or_with_other_on_purpose(tmp_path):
     run(tmp_path / "runs", 5, resume=str(folder), data=files["fewer"], **few)
 
     buffers, meta = load_checkpoint(newest_checkpoint(folder))
-    assert meta["data"]["shape"] == [20, 16, 16, 3]
+    assert meta["data"]["shape"] == [20, 8, 8, 3]
     del meta["data"]  # as an older numdiff wrote it
     save_checkpoint(newest_checkpoint(folder), buffers, meta)
     _, lines = run(tmp_path / "runs", 6, resume=str(folder), data=files["other"], **few)
@@ -223,8 +225,8 @@ def test_a_stop_is_seen_between_the_evaluations_of_a_grid(tmp_path, monkeypatch)
 
 def command(outdir, *more):
     return [sys.executable, "-c", "from numdiff_cli.main import main; main()", "train", "unet", "--device", "cpu",
-            "--image-size", "16", "--channel-mult", "1,2", "--attention-resolutions", "8", "--batch", "4",
-            "--log-every", "1", "--sample-every", "0", "--sample-count", "0", "--checkpoint-every", "2",
+            "--image-size", "8", "--channel-mult", "1", "--attention-resolutions", "none", "--num-res-blocks", "1",
+            "--batch", "4", "--log-every", "1", "--sample-every", "0", "--sample-count", "0", "--checkpoint-every", "2",
             "--outdir", str(outdir), *more]
 
 
@@ -243,17 +245,21 @@ def start(outdir, *more, after, nohup=False, stderr=subprocess.STDOUT):
     raise AssertionError("".join(seen))
 
 
-@pytest.mark.parametrize("number, code", [
-    (signal.SIGTERM, 143), *exhaustively((signal.SIGINT, 130), (signal.SIGHUP, 129))])
+@exhaustive
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
     process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000")
+    check_stopped(process, tmp_path, number, code, 3)
+
+
+def check_stopped(process, outdir, number, code, least):
+    """That a signal ends the process in order, after step `least` or a later one."""
     process.send_signal(number)
     text = process.communicate(timeout=60)[0]
     assert process.returncode == code
     assert "--resume" in text and "Traceback" not in text
-    folder = next(tmp_path.iterdir())
-    _, meta = load_checkpoint(newest_checkpoint(folder))
-    assert meta["step"] >= 3 and f"stopped after step {meta['step']}" in text
+    _, meta = load_checkpoint(newest_checkpoint(next(outdir.iterdir())))
+    assert meta["step"] >= least and f"stopped after step {meta['step']}" in text
 
 
 @exhaustive
@@ -295,10 +301,11 @@ def test_a_full_disk_behind_the_output_is_no_reason_to_stop(tmp_path):
 
 @pytest.mark.parametrize("times", [1, *exhaustively(4)])
 def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path, times):
+    """…from which the run goes on, until it is asked to end."""
     rng = np.random.default_rng(0)
     process, _ = start(tmp_path, "--steps", "5000", after=" 2/5000")
     for _ in range(times):
-        time.sleep(rng.uniform(0, 0.5))
+        time.sleep(rng.uniform(0, 0.2))
         process.kill()
         process.communicate()
         folder = next(tmp_path.iterdir())
@@ -307,13 +314,12 @@ def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path, times):
         step = load_checkpoint(checkpoint)[1]["step"]
         process, seen = start(tmp_path, "--resume", after=f" {step + 3}/5000")
         assert any(f"resumed after step {step} " in line for line in seen)
-    process.kill()
-    process.communicate()
+    check_stopped(process, tmp_path, signal.SIGTERM, 143, step + 3)
 
 
 @pytest.mark.parametrize("arguments, word, code", [
     (["--microbatch", "3"], "--microbatch", 2), (["--resume", "nowhere"], "nowhere", 1),
-    (["--image-size", "17"], "--image-size", 2), (["--data", "nowhere.h5"], "nowhere.h5", 2),
+    (["--image-size", "17", "--channel-mult", "1,2"], "--image-size", 2), (["--data", "nowhere.h5"], "nowhere.h5", 2),
     (["--classes", "Nothing"], "Nothing", 2), (["--new-data"], "--new-data needs --resume", 2)])
 def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
     result = CliRunner().invoke(main, [*command(tmp_path / "runs", "--steps", "2")[3:], *arguments])

@@ -15,12 +15,20 @@ from numdiff.nn import UNet
 from numdiff.training import Trainer
 from numdiff.training.step import TrainingStep
 from numdiff.training.trainer import NonFiniteError
-from tests.conftest import exhaustively, needs, relative_error
+from tests.conftest import exhaustively, needs, relative_error, where
+from tests.training.toy import Toy
 
 
-def make(images=None, labels=None, device="cpu", seed=3, num_classes=None, block="resnet", **options):
-    model = UNet(image_size=8, model_channels=32, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(4,),
-                 device=device, seed=seed, num_classes=num_classes, block=block)
+def make(images=None, labels=None, device="cpu", seed=3, num_classes=None, model="unet", **options):
+    """A trainer of a small model. toy: of a tiny one, for what does not depend on the model."""
+    if model == "toy":
+        model = Toy(image_size=8, width=8, device=device, seed=seed)
+    else:
+        small = {"channel_mult": (1,), "attention_resolutions": ()}
+        sizes = {"unet": {"channel_mult": (1, 2), "attention_resolutions": (4,)}, "small": small,
+                 "convnext": {**small, "block": "convnext"}}
+        model = UNet(image_size=8, model_channels=32, num_res_blocks=1, device=device, seed=seed,
+                     num_classes=num_classes, **sizes[model])
     dataset = FixedImages(images, labels)
     return Trainer(model, dataset, **{"batch": 8, "learning_rate": 1e-3, "warmup_steps": 2, "ema_halflife": 40,
                                       "ema_std": (0.05, 0.1), "seed": seed, "precision": "fp32", **options})
@@ -59,8 +67,8 @@ def losses(trainer, steps):
 FLOW = {"path": "linear", "prediction": "x_0", "loss": "flow", "time_sampling": "logit-normal", "noise_mean": 0.8}
 
 
-@pytest.mark.parametrize("more", [{}, {"diffusion": FLOW}, {"precision": "bf16"}, {"block": "convnext"}],
-                         ids=["discrete", "flow", "bf16", "convnext"])
+@pytest.mark.parametrize("more", [{}, {"diffusion": FLOW, "model": "toy"}, {"precision": "bf16", "model": "toy"},
+                                  {"model": "convnext"}], ids=["discrete", "flow", "bf16", "convnext"])
 def test_ten_steps_are_five_and_five_resumed_bitwise(device, more):
     whole = make(device=device, **more)
     expected = losses(whole, 10)
@@ -98,7 +106,7 @@ def test_a_captured_step_has_the_bits_of_the_eager_one():
 def test_the_averages_decay(given, decay):
     """With batches of 8, of `ema_halflife` images; from the first step on where there is no warm-up."""
     for warmup in (True, False):
-        trainer = make(ema_warmup=warmup, **{"ema_halflife": 0, **given})
+        trainer = make(model="toy", ema_warmup=warmup, **{"ema_halflife": 0, **given})
         assert trainer.optimizer.settings.ema_decay == pytest.approx(decay, rel=1e-12)
         expected = trainer.model.parameters.data.astype(np.float64)
         for n in range(4):
@@ -114,7 +122,7 @@ def test_the_averages_decay(given, decay):
 
 def test_half_of_the_old_weights_is_forgotten_after_a_half_life():
     """5 steps of 8 images, where weights jump once and then stay: the average is half-way."""
-    trainer = make(ema_halflife=40, ema_warmup=False, learning_rate=1e-30)
+    trainer = make(model="toy", ema_halflife=40, ema_warmup=False, learning_rate=1e-30)
     trainer.optimizer.ema[:] = trainer.model.parameters.data - 1
     losses(trainer, 5)
     assert np.allclose(trainer.model.parameters.data - trainer.optimizer.ema, 0.5, atol=1e-5)
@@ -123,7 +131,7 @@ def test_half_of_the_old_weights_is_forgotten_after_a_half_life():
 
 @pytest.mark.parametrize("zero", ["beta1", "beta2"])
 def test_betas_of_zero(zero):
-    trainer = make(**{zero: 0.0})
+    trainer = make(model="toy", **{zero: 0.0})
     assert np.isfinite(losses(trainer, 3)).all()
     trainer.check_finite()
     trainer.close()
@@ -222,7 +230,7 @@ def test_microbatches_give_the_same_step(device):
 
 
 def test_training_tells_the_model_rescaled_timesteps():
-    trainer = make(diffusion={"steps": 4000, "timestep_scale": 0.25})
+    trainer = make(model="toy", diffusion={"steps": 4000, "timestep_scale": 0.25})
     seen, forward = [], trainer.model.forward
     trainer.model.forward = lambda x, t, *more, **keys: seen.append(t) or forward(x, t, *more, **keys)
     losses(trainer, 4)
@@ -235,9 +243,9 @@ def test_training_tells_the_model_rescaled_timesteps():
 def test_one_batch_is_learnt(device):
     colours = np.random.default_rng(0).integers(0, 256, (8, 1, 1, 3), np.uint8)
     images = np.broadcast_to(colours, (8, 8, 8, 3)).copy()
-    trainer = make(images, device=device, learning_rate=3e-3)
-    values = losses(trainer, 60)
-    assert np.mean(values[-20:]) < 0.25 * np.mean(values[:20])
+    trainer = make(images, device=device, learning_rate=6e-3)
+    values = losses(trainer, 30)
+    assert np.mean(values[-10:]) < 0.25 * np.mean(values[:4])
     trainer.close()
 
 
@@ -245,8 +253,8 @@ def test_classes_are_used(device):
     """Black and white images of two classes: told the class, the model knows x_0 even from pure noise."""
     labels = np.arange(24, dtype=np.int32) % 2
     images = np.broadcast_to(255 * labels[:, None, None, None], (24, 8, 8, 3)).astype(np.uint8)
-    trainer = make(images, labels, device=device, num_classes=2, learning_rate=3e-3, diffusion={"prediction": "x_0"})
-    losses(trainer, 60)
+    trainer = make(images, labels, device=device, num_classes=2, learning_rate=6e-3, diffusion={"prediction": "x_0"})
+    losses(trainer, 20)
     noise = np.random.default_rng(1).standard_normal((2, 8, 8, 3))
     answer = trainer.model.predict(noise, 999, [0, 1]).mean((1, 2, 3))
     assert answer[0] < -0.5 and answer[1] > 0.5
@@ -285,33 +293,34 @@ def test_a_non_finite_loss_stops_with_its_name_and_leaves_the_weights(device):
 def test_reports_come_late_and_whole(monkeypatch):
     """As on a GPU, where a list of reports is asked for and looked at some steps later."""
     monkeypatch.setattr(Readback, "lag", 4)
-    trainer = make()
+    trainer = make(model="toy")
     seen = [(trainer.step, [r.step for r in reports]) for reports in trainer.run(13, report_every=5)]
     assert seen == [(9, [0, 1, 2, 3, 4]), (13, [5, 6, 7, 8, 9]), (13, [10, 11, 12])]
     seen = [(trainer.step, [r.step for r in reports]) for reports in trainer.run(9, report_every=3)]
     assert seen == [(18, [13, 14]), (21, [15, 16, 17]), (22, [18, 19, 20]), (22, [21])]
     weights = trainer.model.arrays()
-    weights["out.2.bias"][:] = np.nan
+    weights["last.bias"][:] = np.nan
     trainer.model.load_arrays(weights)
-    with pytest.raises(NonFiniteError, match=r"step 23 gave loss nan.*out\.2 conv2d is the first non-finite"):
+    with pytest.raises(NonFiniteError, match=r"step 23 gave loss nan.*last conv2d is the first non-finite"):
         list(trainer.run(20, report_every=2))
     trainer.close()
 
 
 def test_a_run_that_is_asked_to_stop_reports_all_it_did():
-    trainer = make()
+    trainer = make(model="toy")
     assert [len(reports) for reports in trainer.run(20, 4, stop=lambda: trainer.step == 6)] == [4, 2]
     assert trainer.step == 6
     trainer.close()
 
 
+@where(lambda device, options: device == "cuda" or "eager" not in options)  # the CPU records nothing
 @pytest.mark.parametrize("options", [{"recompute": True}, {"eager": True}, {"recompute": True, "eager": True},
                                      {"eager": True, "diffusion": FLOW}, {"eager": True, "diffusion": {"path": "edm"}}])
 def test_how_a_step_is_run_changes_no_bit(device, options):
     plain = make(device=device, microbatch=4, diffusion=options.get("diffusion"))
     other = make(device=device, microbatch=4, **options)
     assert other.step_function.capture == (device == "cuda" and "eager" not in options)
-    assert losses(plain, 5) == losses(other, 5)
+    assert losses(plain, 3) == losses(other, 3)
     for name, value in plain.state().items():
         np.testing.assert_array_equal(value, other.state()[name], err_msg=name)
     plain.close()
@@ -344,8 +353,8 @@ def rounded(monkeypatch):
 
     plain = TrainingStep._gradients
     monkeypatch.setattr(TrainingStep, "_gradients", gradients)
-    monkeypatch.setattr(UNet, "compute_in_half", lambda model, dtype: None)
-    return lambda **options: make(precision="fp16", **options)
+    monkeypatch.setattr(Toy, "compute_in_half", lambda model, dtype: None)
+    return lambda **options: make(model="toy", precision="fp16", **options)
 
 
 def reports_of(trainer, steps):
@@ -356,7 +365,8 @@ def test_a_scale_of_two_to_the_thirty_recovers(rounded):
     trainer = rounded(loss_scale=2.0**30)
     reports = reports_of(trainer, 30)
     skipped = reports[-1].skipped
-    assert 5 < skipped < 25 and [math.isnan(r.gradient_norm) for r in reports] == [k < skipped for k in range(30)]
+    overflowed = [math.isnan(r.gradient_norm) for r in reports]
+    assert 5 < skipped < 20 and sum(overflowed) == skipped and all(overflowed[:6]) and not any(overflowed[-6:])
     assert reports[-1].loss_scale == 2.0**(30 - skipped)
     assert trainer.state()["updates"][0] == 30 - skipped and np.isfinite(trainer.state()["parameters"]).all()
     trainer.close()

@@ -50,7 +50,7 @@ from ...device.pipeline import (
     stage_at,
 )
 from ...device.requires import requires
-from ...device.specialise import Constant, specialise
+from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_core import store_word
 from ...device.tma import fence_proxy_async, tma_prefetch, tma_store_commit, tma_store_wait_0, tma_store_wait_read_0
 from ...device.wgmma import (
@@ -397,8 +397,8 @@ def forward(map_q, map_q_ninth, map_y, map_y_ninth, logsumexp, p):
         consume(shared, base, r, (map_y, map_y_ninth), logsumexp, keys, queries, p)
 
 
-forward_kernels_v5 = {size: specialise(forward, name=f"flash_attention_forward_kernel_v5_{size}",
-                                       launch_bounds=(THREADS, 1), HS=size) for size in (32, 64, 72)}
+forward_kernels_v5 = Variants((32, 64, 72), lambda size: specialise(
+    forward, name=f"flash_attention_forward_kernel_v5_{size}", launch_bounds=(THREADS, 1), HS=size))
 
 
 def launch_forward(qkv, y, logsumexp, heads, HS, head_step, part, multiprocessors):

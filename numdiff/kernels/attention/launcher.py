@@ -14,6 +14,7 @@ SOURCE
 READ NEXT
     ../transformer/adaln.py, what stands around attention in a DiT's block.
 """
+import itertools
 import math
 
 import numpy as np
@@ -22,6 +23,7 @@ from ...device import empty, is_device, launch
 from ...device.half import in_bfloat16
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, WARP, multiprocessors_of, shared_limit
 from ...device.requires import supports
+from ...device.specialise import Variants
 from ...dtypes import is_half
 from ..any_batch import assumed
 from ..versions import capped, label, versions_by_name
@@ -47,13 +49,13 @@ CHUNK = 0.1  # tiles' worth of work that a chunk costs: its dq is written apart,
 
 simple_kernels = {(HS, name): kernel for HS in HEAD_SIZES
                   for name, kernel in zip(("forward", "dq", "dkv"), simple.make_kernels(HS), strict=True)}
-forward_kernels_v2 = {(HS, warps): forward.make_forward(HS, warps) for HS in HEAD_SIZES for warps in (4, 2)}
-backward_kernels_v2 = {HS: backward.make_backward(HS) for HS in HEAD_SIZES}
-forward_kernels_v3 = {(HS, M): forward_half.make_forward(HS, M) for HS in HEAD_SIZES for M in (1, 2)}
-backward_kernels_v3 = {(HS, *shape): backward_half.make_backward(HS, *shape)
-                       for HS in HEAD_SIZES for shape in ((1, 4), (2, 8))}  # fragments of keys a warp, and warps
-forward_kernels_v4 = {HS: forward_tf32_bf16.make_forward(HS) for HS in HEAD_SIZES}
-backward_kernels_v4 = {HS: backward_tf32_bf16.make_backward(HS) for HS in HEAD_SIZES}
+forward_kernels_v2 = Variants(itertools.product(HEAD_SIZES, (4, 2)), lambda key: forward.make_forward(*key))
+backward_kernels_v2 = Variants(HEAD_SIZES, backward.make_backward)
+forward_kernels_v3 = Variants(itertools.product(HEAD_SIZES, (1, 2)), lambda key: forward_half.make_forward(*key))
+backward_kernels_v3 = Variants(((HS, *shape) for HS in HEAD_SIZES for shape in ((1, 4), (2, 8))),  # fragments of keys
+                               lambda key: backward_half.make_backward(*key))                      # a warp, and warps
+forward_kernels_v4 = Variants(HEAD_SIZES, forward_tf32_bf16.make_forward)
+backward_kernels_v4 = Variants(HEAD_SIZES, backward_tf32_bf16.make_backward)
 
 
 def layout(qkv, heads, order):

@@ -34,6 +34,7 @@ SOURCE
 READ NEXT
     hopper.py, where TMA and instructions up to 128 times as large take over.
 """
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wa
 from ...device.half import in_bfloat16
 from ...device.limits import FULL_MASK
 from ...device.requires import requires
-from ...device.specialise import Constant, specialise
+from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_core import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
@@ -307,8 +308,8 @@ def threads_of(tile):
     return 32 * TILES[tile][0] * TILES[tile][1]
 
 
-KERNELS = {(tile, a, b, half): make_kernel(tile, a, b, half)
-           for tile in TILES for a in (False, True) for b in (False, True) for half in (False, True)}
+KERNELS = Variants(itertools.product(TILES, (False, True), (False, True), (False, True)),
+                   lambda key: make_kernel(*key))
 
 
 def shared_bytes(tile):

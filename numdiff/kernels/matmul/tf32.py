@@ -45,6 +45,7 @@ READ NEXT
     ../conv2d/tf32/, which gathers a convolution's tiles and multiplies them with the functions here.
 """
 import functools
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ from ...device import copy_into, cuda, empty, float32, int32, launch, load4, sto
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.limits import multiprocessors_of
 from ...device.requires import requires, supports
-from ...device.specialise import Constant, specialise
+from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
 from ..any_batch import assumed
 from ..versions import capped, label
@@ -364,7 +365,7 @@ def make_kernel(tile, a_across, b_across):
                       B_ACROSS=b_across)
 
 
-KERNELS = {(tile, a, b): make_kernel(tile, a, b) for tile in TILES for a in (False, True) for b in (False, True)}
+KERNELS = Variants(itertools.product(TILES, (False, True), (False, True)), lambda key: make_kernel(*key))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------

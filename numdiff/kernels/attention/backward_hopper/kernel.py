@@ -57,7 +57,7 @@ from ....device.pipeline import (
     stage_at,
 )
 from ....device.requires import requires
-from ....device.specialise import Constant, specialise
+from ....device.specialise import Constant, Variants, specialise
 from ....device.tma import fence_proxy_async, tma_store_commit, tma_store_wait_0, tma_store_wait_read_0
 from ....device.wgmma import make_setmaxnreg, wgmma_commit, wgmma_fence
 from ..backward_half import write_dq
@@ -294,8 +294,8 @@ def backward(maps, logsumexp, dq_out, p):
         consume(shared, base, r, gradients_0, gradients_1, rings, maps, dq_out, p)
 
 
-backward_kernels_v5 = {size: specialise(backward, name=f"flash_attention_backward_kernel_v5_{size}",
-                                        launch_bounds=(THREADS, 1), HS=size) for size in (32, 64, 72)}
+backward_kernels_v5 = Variants((32, 64, 72), lambda size: specialise(
+    backward, name=f"flash_attention_backward_kernel_v5_{size}", launch_bounds=(THREADS, 1), HS=size))
 
 
 def launch_backward(dy, qkv, y, logsumexp, dqkv, dq, dq_row, dq_head, heads, HS, head_step, part, chunks, chunk_tiles,

@@ -19,6 +19,7 @@ from ....device import empty, is_device, launch
 from ....device.half import in_bfloat16
 from ....device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, WARP, multiprocessors_of, shared_limit
 from ....device.requires import supports
+from ....device.specialise import Variants
 from ....dtypes import is_half
 from ...reduce import column_sum
 from ...versions import NAMES, capped, versions_by_name
@@ -38,13 +39,13 @@ RESIDENT = 2  # blocks of the queries kernel on a multiprocessor
 
 kernels_v1 = {(HS, name): kernel for HS in (SMALL_HEAD, *HEAD_SIZES) for name, kernel in zip(
     ("prepare", "forward", "queries", "dq", "dkv"), simple.make_kernels(HS), strict=True)}
-prepare_kernels_v2 = {HS: prepare_half.make_prepare(HS) for HS in HEAD_SIZES}
-forward_kernels_v2 = {HS: forward_half.make_forward(HS) for HS in HEAD_SIZES}
-forward_kernels_v3 = {HS: forward_half.make_forward(HS, given=True) for HS in HEAD_SIZES}
+prepare_kernels_v2 = Variants(HEAD_SIZES, prepare_half.make_prepare)
+forward_kernels_v2 = Variants(HEAD_SIZES, forward_half.make_forward)
+forward_kernels_v3 = Variants(HEAD_SIZES, lambda HS: forward_half.make_forward(HS, given=True))
 rest_kernel_v3 = rest_half.make_rest()
-queries_kernels_v2 = {HS: queries_half.make_queries(HS) for HS in HEAD_SIZES}
-dq_kernels_v2 = {HS: lists_half.make_dq(HS) for HS in HEAD_SIZES}
-dkv_kernels_v2 = {HS: lists_half.make_dkv(HS) for HS in HEAD_SIZES}
+queries_kernels_v2 = Variants(HEAD_SIZES, queries_half.make_queries)
+dq_kernels_v2 = Variants(HEAD_SIZES, lists_half.make_dq)
+dkv_kernels_v2 = Variants(HEAD_SIZES, lists_half.make_dkv)
 
 
 def problem_of(qkv, heads, order, count):

@@ -21,13 +21,14 @@ READ NEXT
     ../narrow_half/, for layers too narrow for any of this.
 """
 import functools
+import itertools
 
 import numpy as np
 
 from ....device import empty, launch
 from ....device.limits import multiprocessors_of
 from ....device.requires import supports
-from ....device.specialise import specialise
+from ....device.specialise import Variants, specialise
 from ...any_batch import assumed
 from ...matmul.tf32 import BK, NS_PER_BYTE, ROW, SECOND_PASS, STAGES, START, THREADS, switched_on
 from ...versions import capped, label
@@ -66,8 +67,8 @@ def make_weight_gradient(tile):
                       A_ACROSS=True, B_ACROSS=True)
 
 
-FORWARD = {(tile, gradient): make_forward(tile, gradient) for tile in TILES for gradient in (False, True)}
-WEIGHT_GRADIENT = {tile: make_weight_gradient(tile) for tile in GRADIENT_TILES}
+FORWARD = Variants(itertools.product(TILES, (False, True)), lambda key: make_forward(*key))
+WEIGHT_GRADIENT = Variants(GRADIENT_TILES, make_weight_gradient)
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ....device.approximate import reciprocal
 from ....device.eight import fetch8, load8, numbers8, store8
 from ....device.limits import FULL_MASK, WARP
 from ....device.requires import requires
-from ....device.specialise import Constant, specialise
+from ....device.specialise import Constant, Variants, specialise
 from ...reduce import BLOCK
 
 NORMS, ROTATES = Constant(), Constant()  # whether
@@ -294,5 +294,5 @@ def kernel_of(text, name, blocks, norms, rotates, levels):
                       launch_bounds=(BLOCK, blocks), NORMS=norms, ROTATES=rotates, LEVELS=levels)
 
 
-FORWARD = {key: kernel_of(qk_norm_rope_forward_v2, "forward", FORWARD_BLOCKS, *key) for key in KEYS}
-BACKWARD = {key: kernel_of(qk_norm_rope_backward_v2, "backward", BACKWARD_BLOCKS[key[0]], *key) for key in KEYS}
+FORWARD = Variants(KEYS, lambda key: kernel_of(qk_norm_rope_forward_v2, "forward", FORWARD_BLOCKS, *key))
+BACKWARD = Variants(KEYS, lambda key: kernel_of(qk_norm_rope_backward_v2, "backward", BACKWARD_BLOCKS[key[0]], *key))
