@@ -89,18 +89,18 @@ class Steps(click.ParamType):
         help="Standard deviation of that noise; a little above 1 if details get lost.  [default: 1]")
 @option("How", "--clip/--no-clip", default=None,
         help="Keep each estimate of the image within the range of pixels.  [default: clip pixels, not latents]")
-@option("How", "--jump", metavar="STEPS", type=click.IntRange(1), default=5, show_default=True,
-        help="How many steps inpainting goes back at a time.")
-@option("How", "--resamples", metavar="TIMES", type=click.IntRange(1), default=5, show_default=True,
-        help="How often inpainting runs each stretch of steps.")
+@option("How", "--jump", metavar="STEPS", type=click.IntRange(1),
+        help="How many steps inpainting goes back at a time.  [default: 5]")
+@option("How", "--resamples", metavar="TIMES", type=click.IntRange(1),
+        help="How often inpainting runs each stretch of steps.  [default: 5]")
 @option("Output", "--grid", metavar="FILE.png",
         help="Picture of the first 256 images.  [default: samples.png, unless --npz or --animation is given]")
 @option("Output", "--npz", metavar="FILE.npz",
         help="All images as uint8 (N, H, W, 3), for numdiff evaluate and other evaluators.")
 @option("Output", "--animation", metavar="FILE.gif|.png",
         help="The denoising of the first 64 images, as a GIF or an animated PNG.")
-@option("Output", "--frames", metavar="N", type=click.IntRange(1, 1000), default=40, show_default=True,
-        help="Frames of the animation, in addition to the last.")
+@option("Output", "--frames", metavar="N", type=click.IntRange(1, 1000),
+        help="Frames of the animation, in addition to the last.  [default: 40]")
 @option("Output", "--columns", metavar="N", type=click.IntRange(1),
         help="Columns of the grid and the animation.  [default: about square, or one for each class]")
 @option("Run", "--batch", metavar="IMAGES", type=click.IntRange(1), default=16, show_default=True,

@@ -76,6 +76,10 @@ class Images:
     (lambda: UNet(**SMALL, dropout="much"), "dropout must be a number"),
     (lambda: UNet(**SMALL, conv_resample=1), "conv_resample must be True or False, and not the int 1"),
     (lambda: DiT(num_classes=2.5), "num_classes must be a whole number or None"),
+    (lambda: UNet(**SMALL).predict("x", 1), "x_t must be an array of numbers, and not the str 'x'"),
+    (lambda: open_dataset(image_size="x"), "image_size must be a whole number, and not the str 'x'"),
+    (lambda: open_dataset(classes=3), "classes must be a list of names, and not the int 3"),
+    (lambda: open_dataset(classes=[3]), "classes must be a list of names"),
     (lambda: open_dataset(3), "a dataset is opened by its path, and not by the int 3"),
     (lambda: AdamW(UNet(**SMALL).parameters, beta1="x"), "--beta1 x must be a finite number"),
 ])

@@ -12,9 +12,10 @@ many of the last chunks are kept as the loader's order (loader.py) returns to (c
 """
 import importlib.resources
 import math
+import numbers
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing
@@ -209,7 +210,9 @@ class Dataset:
         """Keep the images of the named classes; returns their rows."""
         if self.labels is None:
             raise UsageError(f"{self.path!r} has no labels, so no class can be chosen from it: leave the classes out.")
-        names = [names] if isinstance(names, str) else list(names)
+        given, names = names, [names] if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
+        if not all(isinstance(name, str) for name in names):
+            raise UsageError(f"classes must be a list of names, and not {shown(given)}.")
         found, unknown = _indices(names, self.classes)
         if unknown is not None:
             raise UsageError(f"{self.path!r} has no class {unknown!r}: it has {_listed(self.classes)}.")
@@ -291,6 +294,8 @@ def _reduction(path, images, image_size):
     """The integer by which the images' sides are divided to reach `image_size`."""
     if image_size is None:
         return 1
+    if isinstance(image_size, bool) or not isinstance(image_size, numbers.Integral):
+        raise UsageError(f"image_size must be a whole number, and not {shown(image_size)}.")
     height, width = images.shape[1:3]
     if images.dtype != np.uint8 and (height, width) != (image_size, image_size):
         raise UsageError(f"the images of {path!r} are {images.dtype} of {height}×{width} and are used as they are: use "

@@ -319,6 +319,9 @@ class Sampling:
             for key in churn.keys() - {"s_churn"}:
                 raise UsageError(f"{key} only affects the noise that s_churn adds: give an s_churn above 0, too.")
         elif churn:
+            if churn.get("s_tmin", 0) > churn.get("s_tmax", math.inf):
+                raise UsageError(f"s_tmin {churn['s_tmin']:g} is above s_tmax {churn['s_tmax']:g}, so that s_churn "
+                                 "would add no noise: give the lower level as s_tmin.")
             return {key: float(value) for key, value in churn.items()}
         if name in WITH_ETA:
             return {"eta": float(WITH_ETA[name] if eta is None else eta)}

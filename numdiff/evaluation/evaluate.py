@@ -57,7 +57,7 @@ def evaluate_command(samples, reference=None, features=None, classes=None, neare
     figures = measure(*sources, nearest, subsets, subset_size, seed)
     for line in table(figures, *sources):
         echo(line)
-    for line in warnings(*sources):
+    for line in warnings(*sources, nearest):
         echo(line)
     values = {name: value for name, value, _ in figures}
     if json_file:
@@ -96,7 +96,7 @@ def table(figures, samples, reference):
         yield f"{NAMES[name]:<18}{value:>10.4g}   {cells}{remark}".rstrip()
 
 
-def warnings(samples, reference):
+def warnings(samples, reference, nearest=3):
     """Sentences on how far the figures can be trusted."""
     dimensions = len(samples.statistics().mu)
     few = [s.count for s in (samples, reference) if s.count is not None and s.count <= dimensions]
@@ -105,6 +105,9 @@ def warnings(samples, reference):
                "larger than it would be for many images: compare figures of equal counts only.")
     if isinstance(samples, Statistics) or isinstance(reference, Statistics):
         yield "note: KID, precision and recall need the features of both sides; one side has only statistics."
+    elif min(samples.count, reference.count) <= nearest:
+        yield (f"note: precision and recall need more images on both sides than the {nearest} neighbours of --nearest: "
+               "give more images, or a smaller --nearest.")
 
 
 def _of_one_size(sources, classes):

@@ -17,11 +17,12 @@ import contextlib
 import importlib
 import os
 import sys
+import traceback
 
 import numpy as np
 
 from ..device import download, upload
-from ..errors import UsageError
+from ..errors import NumdiffError, UsageError, printable
 from ..kernels.conv2d import conv2d_forward
 from ..kernels.diffusion.images import images_forward
 from ..kernels.elementwise import silu_forward
@@ -119,10 +120,13 @@ def find_extractor(name=None, backend=None, precision="auto"):
         sys.path.insert(0, os.getcwd())
     try:
         found = importlib.import_module(module)
-        for part in function.split("."):
-            found = getattr(found, part)
     except ImportError as error:
         raise UsageError(f"--features {name}: the module {module} cannot be imported ({error}).") from error
+    except Exception as error:  # what a user's own module does
+        raise UsageError(f"--features {name}: the module {module} cannot be imported ({_told(error)}).") from error
+    try:
+        for part in function.split("."):
+            found = getattr(found, part)
     except AttributeError:
         raise UsageError(f"--features {name}: the module {module} has no {function}.") from None
     if not callable(found):
@@ -130,11 +134,30 @@ def find_extractor(name=None, backend=None, precision="auto"):
     return found, str(name)
 
 
+def _answer(extractor, images):
+    """What the extractor says; a `UsageError` that tells the place where a user's own function fails."""
+    if isinstance(extractor, RandomConv):
+        return extractor(images)
+    try:
+        return extractor(images)
+    except NumdiffError:
+        raise
+    except Exception as error:
+        raise UsageError(f"the extractor failed on {images.dtype} images of shape {images.shape} ({_told(error)}): fix "
+                         "it, or name another function.") from error
+
+
+def _told(error):
+    """An exception in a line: its kind, its text and the line of code that raised it."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return printable(f"{type(error).__name__}: {error}, line {place.lineno} of {place.filename}", 600)
+
+
 def extract(extractor, batches, count, progress=None):
     """(features (N, D), spatial features (N, S) or None), float32, of uint8 batches of `count` images in all."""
     arrays, row = None, 0
     for images in batches:
-        answer = extractor(images)
+        answer = _answer(extractor, images)
         answer = answer if isinstance(answer, tuple) else (answer,)
         answer = [np.asarray(part) for part in answer]
         if len(answer) > 2 or any(part.ndim != 2 or len(part) != len(images) for part in answer):

@@ -184,7 +184,10 @@ class Model(Module):
         y: class indices (B,), or one for all, if the model has classes
         From the second call with a shape on, a GPU records and replays the evaluation, with the same bits.
         """
-        x_t = np.ascontiguousarray(x_t, np.float32)
+        try:
+            x_t = np.ascontiguousarray(x_t, np.float32)
+        except (TypeError, ValueError):
+            raise UsageError(f"x_t must be an array of numbers, and not {shown(x_t)}.") from None
         expected = (self.image_size, self.image_size, self.in_channels)
         if x_t.ndim != 4 or x_t.shape[1:] != expected or not len(x_t):
             raise UsageError(f"x_t has shape {x_t.shape}; this model takes (B, {', '.join(map(str, expected))}).")

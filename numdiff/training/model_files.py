@@ -96,6 +96,9 @@ def read_model_file(path, weights="ema", ema_std=None):
                            "`numdiff convert`.")
     buffers, meta = load_checkpoint(path)
     check_model_meta(path, meta)
+    if weights == "raw" and "averaged" in meta:
+        raise UsageError(f"{path} holds averaged weights alone, and none as trained, which weights raw asks for: leave "
+                         "that out, or give a checkpoint of the run.")
     name = "ema" if weights == "ema" and "ema" in buffers else "parameters"
     flat, arrays = buffers.get(name), {}
     if ema_std is not None:

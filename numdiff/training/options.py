@@ -17,7 +17,7 @@ from ..files import Refused, read_bytes, write_json
 from ..kernels.optimizer.power_ema import exponents_of
 from ..settings import COMMON, check_value, flag, say
 from . import kinds
-from .precision import FLOAT8_ON, ON_TENSOR_CORES, automatic, gpu_capability
+from .precision import FLOAT8_ON, ON_TENSOR_CORES, SCALES_LOSS, automatic, gpu_capability
 
 OPTIONS_BYTES = 1 << 20  # of an options.json
 # What a preset says of its path: one choice, of which nothing is taken where the user's settings ask for another path.
@@ -153,6 +153,12 @@ def resolve(given, capability=None):
     if "muon_momentum" in given and options.optimizer != "muon":
         raise UsageError(f"--muon-momentum {options.muon_momentum:g} needs --optimizer muon: add it, or leave this "
                          "out.")
+    for name, needs in (*((name, SCALES_LOSS) for name in ("loss_scale", "loss_scale_rule", "loss_scale_interval")),
+                        ("fp8_promotion", ("fp8",))):
+        if given.get(name, lines[name].default) != lines[name].default and options.precision not in needs:
+            told = "--no-fp8-promotion" if name == "fp8_promotion" else f"{flag(name)} {say(given[name])}"
+            raise UsageError(f"{told} is of --precision {' and '.join(needs)}, and this run computes in "
+                             f"{options.precision}: leave it out.")
     if "sla_topk" in asked and options.attention != "sla":
         raise UsageError(f"--sla-topk {options.sla_topk:g} needs --attention sla: add it, or leave this out.")
     if "ema_snapshots" in given and not options.ema_std:

@@ -23,12 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from .. import __version__, plots
 from ..data.fingerprint import difference, reordered
 from ..device.roof import peak_flops
+from ..diffusion.process import make_diffusion
 from ..distributed.communicator import connect
 from ..distributed.together import stop_signals
 from ..errors import NumdiffError, UsageError, visibly
 from ..nn.module import same_index
 from ..progress import doing
-from ..settings import flag
+from ..settings import flag, say
 from . import kinds
 from .build import (
     build_model,
@@ -133,6 +134,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
         echo(f"run       {run_dir}")
     else:
         check_same_model(meta, model, checkpoint)
+        check_same_training(meta, trainer, checkpoint)
         if warning := check_resumed_data(meta, trainer, checkpoint, new_data):
             echo(f"data      {warning}")
         trainer.load_state(state)
@@ -252,6 +254,20 @@ def check_same_model(meta, model, path):
     """Refuse a checkpoint of another model."""
     if not same_index(meta.get("index", []), model.parameters.index):
         raise NumdiffError(f"{path} is a checkpoint of another model; resume with the run's own model options.")
+
+
+def check_same_training(meta, trainer, path):
+    """Refuse to go on from a checkpoint of another objective or seed than the run's options say: the weights would
+    take it without a word."""
+    now, then = {"seed": trainer.seed}, {"seed": meta.get("seed")}
+    if meta.get("diffusion") is not None:
+        now |= trainer.diffusion.options
+        then |= make_diffusion(meta["diffusion"]).options
+    for name in dict.fromkeys([*then, *now]):
+        if then.get(name) != now.get(name) and (name != "seed" or then[name] is not None):
+            was, is_now = (f"{name} {say(values[name])}" if name in values else f"no {name}" for values in (then, now))
+            raise NumdiffError(f"{path} was trained with {was}, and the options to go on with say {is_now}: restore "
+                               "the run's options.json, or start a new run from these weights with --init.")
 
 
 def check_resumed_data(meta, trainer, path, new_data):

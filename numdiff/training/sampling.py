@@ -28,10 +28,11 @@ from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_f
 DEFAULT_STEPS = 50
 SHOWN = 256  # images on a grid, at most: few programs open a larger picture
 ANIMATED = 64  # images of an animation, at most
+FRAMES = 40  # of an animation
 
 
 def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, class_name=None, batch=16, grid=None,
-                   npz=None, animation=None, frames=40, inpaint=None, mask=None, device="auto", weights="ema",
+                   npz=None, animation=None, frames=None, inpaint=None, mask=None, device="auto", weights="ema",
                    outdir="runs", columns=None, precision="auto", guide_with=None, ema_std=None, schedule=None,
                    progress=False, echo=print, **more):
     """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W, C).
@@ -39,7 +40,8 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
     run: run folder, its number in `outdir`, "auto" for the newest, a checkpoint or a model file
     class_name: a class by name or index, or a list of them taken in turn; None takes all classes in turn
     grid: picture of the first 256 images; None: samples.png, unless there is an npz or an animation
-    npz: all images as an array, for evaluation; animation: the denoising, at `frames` of its steps, .gif, .png, .apng
+    npz: all images as an array, for evaluation; animation: the denoising, at `frames` (40) of its steps, .gif, .png,
+        .apng
     inpaint, mask: a picture and the part of it to generate, as `read_mask` takes it
     steps: of the sampler; 50 unless given, or all timesteps of the model where they are fewer
     guide_with: the model of autoguidance, as `run`; ema_std: the width of the model's average, as `numdiff.load` has it
@@ -57,6 +59,8 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         grid = grid or (None if npz or animation else "samples.png")
         _check_names(grid, npz, animation)
         _check_inpainting(inpaint, mask, sampler)
+        more = {name: value for name, value in more.items() if value is not None}
+        _check_alone(frames, animation, columns, grid, inpaint, more)
         communicator.check_options({"RUN": str(run), "--class": class_name, **{flag(name): value for name, value in {
             "count": count, "steps": steps, "sampler": sampler, "eta": eta, "seed": seed, "batch": batch, "grid": grid,
             "npz": npz, "animation": animation, "inpaint": inpaint, "mask": mask, "device": device, "weights": weights,
@@ -110,7 +114,8 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         zoom = max(1, 128 // model.image_size) if model.image_size < 64 else 1
 
         shown = np.empty((min(count, SHOWN), *sampling.shape), sampling.dtype)
-        moving = Frames(min(count, ANIMATED), sampling.shape, sampling.evaluations, frames) if animation else None
+        moving = Frames(min(count, ANIMATED), sampling.shape, sampling.evaluations,
+                        frames or FRAMES) if animation else None
         made, started, first = 0, time.perf_counter(), communicator.rank == 0
         total = sampling.evaluations * -(-count // sampling.batch)
         with stop_signals() as request, samples_file(npz if first else None, (count, *sampling.shape), sampling.dtype) \
@@ -301,6 +306,17 @@ def _check_names(grid, npz, animation):
     paths = [pathlib.Path(path).absolute() for path in (grid, npz, animation) if path]
     if len(set(paths)) < len(paths):
         raise UsageError("--grid and --animation name one file: give them different names.")
+
+
+def _check_alone(frames, animation, columns, grid, inpaint, more):
+    """Raise a `UsageError` for an option of something that is not made, which would be ignored."""
+    for option, value, needs, there in (
+            ("--frames", frames, "--animation", animation), ("--columns", columns, "--grid or --animation",
+                                                             grid or animation),
+            ("--jump", more.get("jump"), "--inpaint", inpaint),
+            ("--resamples", more.get("resamples"), "--inpaint", inpaint)):
+        if value is not None and not there:
+            raise UsageError(f"{option} {value} needs {needs}: add it, or leave this out.")
 
 
 def _check_inpainting(inpaint, mask, sampler):

@@ -120,12 +120,20 @@ def test_plug_ins(rng):
                           ("tests.evaluation.extractors:NUMBER", "not callable")):
         with pytest.raises(UsageError, match=message):
             find_extractor(name)
-    for function, message in ((extractors.wrong_shape, "must return features"), (extractors.not_finite, "not finite")):
+    for function, message in ((extractors.wrong_shape, "must return features"), (extractors.not_finite, "not finite"),
+                              (extractors.fails, r"failed on uint8 images .* \(KeyError: 3, line \d+ of ")):
         with pytest.raises(UsageError, match=message):
             extract(function, [images], 3)
 
 
 # Sources --------------------------------------------------------------------------------------------------------------
+
+def test_a_module_that_fails_is_told_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "failing_features.py").write_text("1 / 0")
+    with pytest.raises(UsageError, match="cannot be imported .ZeroDivisionError: division by zero, line 1 of"):
+        find_extractor("failing_features:x")
+
 
 def read_all(source, batch=7):
     return np.concatenate(list(source.batches(batch)))
@@ -326,6 +334,8 @@ def test_bad_input_is_one_sentence(samples, reference, tmp_path, monkeypatch):
         assert result.exit_code in (1, 2), arguments
         last = result.output.splitlines()[-1]
         assert last.startswith("Error: ") and message in last, (arguments, last)
+    result = run("good.npz", "good.npz", "--nearest", "20")
+    assert result.exit_code == 0 and "note: precision and recall need more images" in result.output
     with pytest.raises(NumdiffError, match="at least two"):
         open_source("one.npz").statistics()
 

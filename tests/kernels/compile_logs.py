@@ -40,9 +40,12 @@ class Recorder(PtxDevice):
         self.kernels = kernels
 
     def launch(self, kernel, grid, block, args, shared=0, cluster=1):
-        name = f"{kernel.py_func.__module__}.{kernel.py_func.__name__}".removeprefix("numdiff.kernels.")
-        signatures = self.kernels.setdefault(name, (kernel, {}))[1]
+        signatures = self.kernels.setdefault(name_of(kernel), (kernel, {}))[1]
         signatures[tuple(type_of_word(word_of(a)) for a in args)] = None
+
+
+def name_of(kernel):
+    return f"{kernel.py_func.__module__}.{kernel.py_func.__name__}".removeprefix("numdiff.kernels.")
 
 
 @functools.cache
@@ -99,6 +102,16 @@ def covering(names):
             left -= pairs[name]
             chosen.append(name)
     return sorted(chosen)
+
+
+@functools.cache
+def left_out():
+    """Names of the kernels that `covering` leaves out."""
+    return kernels().keys() - set(covering(kernels()))
+
+
+def is_left_out(kernel):
+    return name_of(kernel) in left_out()
 
 
 def words_of(name):

@@ -44,27 +44,33 @@ VERSIONS = [(case, version) for case in checking.CASES for version in case.versi
 
 # "name: label vVERSION" of cases of which others have each part: for them the emulator's time is too long
 REPEATED = re.compile("|".join((
-    # a thread's loops are those of HS 8; a list and what is left, with a tail, are in float16, HS 32, T 65
+    # a thread's loops are those of HS 8; a list and what is left are in float16, T 65, forward with HS 72's tail
+    r"sla: float16, new, HS 32, T 65, share 0.5 v2",
     r"sla(_backward)?: (new, HS \d\d, .* v1|float16, .*(HS (8|64|72)|T 130|share 1|T 65, .* v3).*|bfloat16, .*)",
     # two tiles of queries; those of keys are seen with T 65. Other cases have both layouts and these head sizes
     r"flash_attention.*: .*T 66.*", r"flash_attention(_backward)?: (new, HS 32|legacy, HS 64), T 3.* v[24]",
     r"attention(_backward)?: new .*", r"flash_attention: legacy, HS (64|72), T 2.* v2",
     r"flash_attention(_backward)?: float16, new, HS 32, T 3.* v5", r"flash_attention_backward: new, HS 72, .* v2",
     r"flash_attention_backward: float16, legacy, HS 64, .*(64 keys.* v[15]|256 keys.* v3)",
-    r"flash_attention_backward: ((float16, )?new, HS 32|bfloat16, legacy, HS 64), T 3.* v1",
+    r"flash_attention_backward: ((b?float16, )?new, HS 32|legacy, HS 64|float16, new, HS 72), T 3.* v1",
+    r"flash_attention_backward: float16, (new, HS 32|legacy, HS 64), T 3, 64 keys.* v3",  # bfloat16 has HS 32
+    r"flash_attention_backward: float16, legacy, HS 32, T 3, 256 keys.* v3", r"flash_attention: legacy, HS 32, T 2.*",
     r"flash_attention_backward: float16, legacy, HS 72, T 3, 256 keys.* v3",
-    r"flash_attention: float16, legacy, HS 64, T 3, .* v5",
-    r"flash_attention: float16, legacy, HS (32|64), T 3, 128 queries v3",
+    r"flash_attention: float16, legacy, HS 64, T 3, .* v5", r"flash_attention: float16, new, HS 32, T 3, 64 queries v3",
+    r"flash_attention: float16, legacy, HS (32|64|72), T 3, 128 queries v3",
     # each order with each type and with each tile, but not with both
-    r"matmul: float16, [^,]*, tile (64|192|\(64, 64\)), float16 v.", r"matmul: float16, aᵀ·b, tile .128,.*float16 v5",
+    r"matmul: float16, [^,]*, tile (64|192|\(64, 64\)), float16 v.",
+    r"matmul: float16, (a·bᵀ|aᵀ·b|aᵀ·bᵀ), tile .128,.*float16 v5",
     r"matmul: float16, [^,]*, tile (128|256|\(128, 128\)), float32 v.", r"matmul: tf32, (a·bᵀ|aᵀ·b), tile .128, 64.*",
-    r"matmul: float16, a batch, (?!a·bᵀ, tile 64|a·b, tile 128|aᵀ·bᵀ, tile 192|aᵀ·b, tile 256).*",
+    r"matmul: float16, a batch, (?!a·b, tile 128|aᵀ·bᵀ, tile 192|aᵀ·b, tile 64).*",  # matmul/test_half.py has a·bᵀ
     r"matmul_symmetric: float16, (x·xᵀ, tile 128|xᵀ·x, .*) .*",
     r"matmul(_gelu(_again)?(_gradient)?)?: .*tile \d+(, float16)?, pairs v.*",  # another has more steps than stages
-    r"matmul: tf32, (a·b|aᵀ·bᵀ), tile \(128, 128\).*", r"matmul: float16, .*in parts v5",  # so are the row sums
-    r"matmul_row_sums: (float16, (1 parts.*|9 parts v5)|bfloat16, 1 parts v5)",
-    r"(matmul_(gelu(_gradient)?|layer_scale)|linear_gate): float16, tile (128|192).*",
-    r"matmul_swiglu(_gradient)?: float16, tile (128|192).*", r"linear_group_backward: written v2",
+    r"matmul: tf32, (a·b|aᵀ·b|aᵀ·bᵀ), tile \(128, 128\).*", r"matmul: float16, .*in parts v5",  # so are the row sums
+    r"matmul_row_sums: (float16, (1|9) parts.*|bfloat16, 1 parts v5)",
+    # of epilogues one tile of 64 columns, in bfloat16, and one of several times 64
+    r"(matmul_(gelu|gelu_gradient|swiglu_gradient)|linear_gate): float16, tile (64|192|256).*",
+    r"matmul_gelu_again_gradient: float16, tile (64|128|256).*", r"matmul_layer_scale: float16, tile (64|128).*",
+    r"matmul_swiglu: float16, tile 128.*", r"linear_group_backward: written v2",
     r"matmul_fp8((_gelu|_swiglu)?_gradient|_gelu)?: e4m3, tile (128|192|256).*",  # of E4M3 the narrowest
     r"matmul_fp8_(gelu|swiglu)(_gradient)?: e4m3, tile \d+ v.*",  # and each epilogue with promotion
     r"matmul_fp8_gelu(_gradient)?: e4m3 to e4m3, tile \d+(, promoted)? v.*",  # matmul/test_fp8.py
@@ -79,21 +85,24 @@ REPEATED = re.compile("|".join((
     r"conv2d_input_gradient: float16, tile \((64, .|96, .|32, 2)\), 3 × 3, 3.*",
     r"conv2d_input_gradient: float16, tile \(128, 2\), 1 × 1.*",
     r"conv2d: (float16, tile \((64, 2|128, 1)\)|bfloat16, tile \(32, 1\)), statistics .*",
+    r"conv2d: float16, tile \((32, .|64, 1|96, 2|128, 1)\), 3 × 3, .*", r"conv2d: float16, tile .32, 1., 1 × 1.*",
     # conv2d/'s test_conv2d.py, test_half.py, test_im2win.py and bfloat16 have the first, others the tiles and sizes
-    r"conv2d(_backward)?: float16, (8 → 3|3 → 8) v3", r"conv2d_backward: float16, 5 → 8 v3",
-    r"conv2d_weight_gradient: float16, (any kernel|tile of 64, (64|256) |tile of (16|32), 256 |tile of 32, 64 ).*",
+    r"conv2d(_backward)?: float16, (8 → 3 v3|3 → 8 v3|8 → 8 v4)", r"conv2d_backward: float16, 5 → 8 v3",
+    r"conv2d_weight_gradient: float16, (any kernel|tile of (16|64), 64 |tile of \d\d, 256 |tile of 32, ).*",
     r"conv2d_weight_gradient: bfloat16, tile of 16, 128 .*", r"conv2d(_backward)?: wide, stride 2 v3",
-    r"conv2d(_backward)?: (3×3 v7|(3×3|odd) v3)", r"conv2d_backward: (wide|odd|5×5, stride 2) v7",
+    r"conv2d(_backward)?: (3×3 v[237]|odd v3|(wide|5×5, stride 2) v7)", r"conv2d_backward: (odd|in parts) v7",
     r"conv2d_backward: tf32, (.*in parts|tile \(256, 64\)) v4", r"flash_attention: new, HS 72, T 3, 4 warps v4",
-    r"depthwise.*: (3×3.*, 9 wide|5×5, 9 wide|7×7, 3 wide|[57]×[57] float16, 3 wide) v2",
+    r"depthwise.*: (3×3.*, 9 wide|5×5.*, 9 wide|7×7, . wide|[57]×[57] float16, 3 wide) v2",
     # tensor cores' smallest and largest filter are two of the others
     r"depthwise(_(input|weight)_gradient)?: ([35]×[35] float16, (3|9|17)|7×7 float16, 3) wide v3",
     r"depthwise_weight_gradient: 7×7 float16, (9 wide|two tiles) v3", r"depthwise_input_gradient: 7×7 .*two tiles v3",
     r"depthwise(_(input|weight)_gradient)?: (?!3×3 float16, five tiles|7×7 float16, 3 rows).* v4",
-    r"depthwise_input_gradient: .*(five tiles|3 rows) v4",  # the residual's is another kernel
+    r"depthwise_input_gradient: .*3 rows v4", r"depthwise(_input_gradient)?: .*five tiles v4",  # a residual's has both
     r"depthwise_layernorm: .* (136|264|392) channels v.*",  # as 72, with more of what a lane has
     r"layernorm_backward: sums of 1 images, .* v3",  # more columns a lane
     r"groupnorm_backward: .*4 blocks a cluster v3",  # test_groupnorm.py has two
+    r"groupnorm_backward: float16, 1 times sixteen channels v3",  # bfloat16 has it
+    r"groupnorm(_backward)?: silu v1",  # test_groupnorm.py
     r"gate_adaln(_backward)?: .*to e4m3, .* v2",  # transformer/test_gate_adaln.py
     # of the norms' sizes the smallest and the largest, of LayerNorm one between them, too;
     # transformer/test_gate_adaln.py has each norm
@@ -102,6 +111,7 @@ REPEATED = re.compile("|".join((
     r"adaln(_backward)?: (layer weighted|rms|rms unshifted) v2",  # test_adaln.py has each norm
     r"rmsnorm(_backward)?: ((264|520|776) columns.*|1032 columns, float16) v3",  # test_rmsnorm.py
     r"gate_adaln(_backward)?: (no gate, )?(520|776) channels v2",  # more turns than 264, fewer than 1032
+    r"qk_norm_rope(_backward)?: 2 heads of 8, in place v[12]",  # test_qk_norm_rope.py
     r"qk_norm_rope(_backward)?: (4 heads of 72|5 heads of 64), in place, bfloat16 v2")))
 
 
@@ -110,7 +120,7 @@ REPEATED = re.compile("|".join((
 # than two vectors
 ALONE = re.compile("|".join((
     r"flash_attention: legacy, HS (72, T 2|32, T 66), 2 warps v2", r"flash_attention_backward: new, HS 72, T 3, .* v2",
-    r"flash_attention_backward: float16, (legacy, HS 72, T 3, 256 keys, .* v3|new, HS 32, T 3, 64 keys, .* v5)",
+    r"flash_attention_backward: float16, legacy, HS 72, T 3, 256 keys, .* v3",
     r"sla: float16, new, HS 72, T 65, .* v2", r"depthwise_weight_gradient: 3×3 float16, 17 wide v3",
     r"conv2d_weight_gradient: float16, tile of 32, (256 pixels, 1 parts|64 pixels, 4 parts), . blocks a cluster vNone",
     r"matmul_symmetric: float16, xᵀ·x, tile 128 vNone")))

@@ -23,13 +23,14 @@ def make(rng, shape, affine):
 @versions(1, 2)
 @AFFINE
 @USABLE
+@where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
 def test_forward(engine, rng, shape, version, affine):
     x, _, weight, bias = make(rng, shape, affine)
     want = LN.layernorm_forward(x, weight, bias)
     on_engine = [None if a is None else engine(a) for a in (x, weight, bias)]
-    runs = [LN.layernorm_forward(*on_engine, version=version) for _ in range(2)]
+    runs = [LN.layernorm_forward(*on_engine, version=version) for _ in range(engine.repeats)]
     sizes = want if bias is None else (np.abs(want[0] - bias) + np.abs(bias), *want[1:])
-    for got, again, expected, size in zip(*runs, want, sizes, strict=True):
+    for got, again, expected, size in zip(runs[0], runs[-1], want, sizes, strict=True):
         engine.check(got, expected, 2e-6, size)
         engine.check_equal(got, again)
 
@@ -46,13 +47,14 @@ def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
 @versions(1, 2, 3)
 @AFFINE
 @USABLE
+@where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
 def test_backward(engine, rng, shape, version, affine):
     x, dy, weight, bias = make(rng, shape, affine)
     _, mean, rstd = LN.layernorm_forward(x, weight, bias)
     start, runs = rng.standard_normal((2, shape[-1])), []
     want = [start[0].copy(), start[1].copy()]
     want.append(LN.layernorm_backward(dy, x, weight, mean, rstd, *want))
-    for _ in range(2):
+    for _ in range(engine.repeats):
         sums = [engine(start[0]), engine(start[1])]  # not zero: gradients are added
         dx = LN.layernorm_backward(engine(dy), engine(x), engine(weight) if affine else None, engine(mean),
                                    engine(rstd), *sums, version=version)
@@ -60,21 +62,22 @@ def test_backward(engine, rng, shape, version, affine):
     dxhat = dy if weight is None else dy * weight  # all of it may lie along what dx has not
     sizes = *(np.abs(a) + np.abs(b - a) for a, b in zip(start, want, strict=False)), dxhat * rstd.reshape(
         *shape[:-1], 1)
-    for got, again, expected, size in zip(*runs, want, sizes, strict=True):
+    for got, again, expected, size in zip(runs[0], runs[-1], want, sizes, strict=True):
         engine.check(got, expected, 1e-5, size)
         engine.check_equal(got, again)
 
 
 @versions(1, 2, 3)
-@pytest.mark.parametrize("shape", [(3, 20, 8), (1, 1, 132), *exhaustively(((2, 70, 512),))], ids=str)
+@pytest.mark.parametrize("shape", [(2, 10, 8), (1, 1, 132), *exhaustively(((2, 70, 512),))], ids=str)
+@where(lambda engine, version: engine != "emulator" or version)
 def test_sums_of_dx_over_each_image(engine, rng, shape, version):
     x, dy, weight, _ = make(rng, shape, True)
     _, mean, rstd = LN.layernorm_forward(x, weight, weight)
     want = LN.layernorm_backward(dy, x, weight, mean, rstd, images=shape[0])
     runs = [LN.layernorm_backward(*map(engine, (dy, x, weight, mean, rstd)), version=version, images=shape[0])
-            for _ in range(2)]
+            for _ in range(engine.repeats)]
     sizes = dy * weight * rstd.reshape(*shape[:-1], 1)
-    for got, again, expected, size in zip(*runs, want, (sizes, np.abs(sizes).sum(1)), strict=True):
+    for got, again, expected, size in zip(runs[0], runs[-1], want, (sizes, np.abs(sizes).sum(1)), strict=True):
         engine.check(got, expected, 1e-5, size)
         engine.check_equal(got, again)
 

@@ -120,7 +120,7 @@ def test_shares_fill_the_gpu():
 
 @on("emulator", "cuda")
 def test_a_tape_collects_what_its_layers_leave(engine, rng, launched, monkeypatch):
-    """Two linear layers in float16, each used twice: as if each gradient had been complete at once."""
+    """Two linear layers in float16, one of them used twice: as if each gradient had been complete at once."""
     monkeypatch.setattr(launcher, "_half_tile", lambda backend, version, batch, M, N, K, can_split: (
         (128, 64), 2 if can_split else 1, False))
 
@@ -133,33 +133,28 @@ def test_a_tape_collects_what_its_layers_leave(engine, rng, launched, monkeypatc
         return made
 
     w1, b1, w2, b2 = parameter(24, 8), parameter(24), parameter(8, 24), parameter(8)
-    x, dy = (engine(rng.standard_normal((100, 8)), np.float16) for _ in range(2))
+    x, dy = (engine(rng.standard_normal((72, columns)), np.float16) for columns in (8, 24))  # rows of two slices
 
     def run():
         for p in (w1, b1, w2, b2):
             p.stale = True
         leaf = Tensor(x, requires_grad=True)
         with Tape() as tape:
-            y = F.linear(F.linear(leaf, w1, b1), w2, b2)
-            y = F.linear(F.linear(y, w1, b1), w2, b2)
+            y = F.linear(F.linear(F.linear(leaf, w1, b1), w2, b2), w1, b1)
         tape.backward(y, dy)
         return [download(p.grad).copy() for p in (w1, b1, w2, b2)] + [download(leaf.grad)]
 
     got = run()
-    assert launched == [4, 4]  # the second use of w2 asks for its gradient
+    assert launched == [4, 2]  # the second use of w1 asks for its gradient
     h1 = K.linear_forward(x, w1.half, b1.data)
     h2 = K.linear_forward(h1, w2.half, b2.data)
-    h3 = K.linear_forward(h2, w1.half, b1.data)
     grads = [engine.zeros(p.shape) for p in (w1, b1, w2, b2)]
-    dh = K.linear_backward(dy, h3, w2.half, *grads[2:], accumulate=False)
-    dh = K.linear_backward(dh, h2, w1.half, *grads[:2], accumulate=False)
-    dh = K.linear_backward(dh, h1, w2.half, *grads[2:])
+    dh = K.linear_backward(dy, h2, w1.half, *grads[:2], accumulate=False)
+    dh = K.linear_backward(dh, h1, w2.half, *grads[2:], accumulate=False)
     dh = K.linear_backward(dh, x, w1.half, *grads[:2])
-    assert launched[2:] == [2] * 4
+    assert launched[2:] == [2] * 3
     for one, other in zip(got, (*grads, dh), strict=True):
         np.testing.assert_array_equal(one, download(other))
-    for one, other in zip(got, run(), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @on("emulator", "cuda")

@@ -27,6 +27,7 @@ def test_gradient(rng):
 @SHAPES
 @versions(1, 2, 3)
 @USABLE
+@where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
 def test_softmax(engine, rng, shape, version):
     x, dy = 5 * rng.standard_normal(shape), rng.standard_normal(shape)
     y = S.softmax_forward(engine(x), 0.7, version=version)

@@ -130,6 +130,17 @@ def test_a_finished_run_and_another_models_checkpoint_are_refused(tmp_path):
 
 
 @pytest.mark.usefixtures("no_curves")
+def test_a_run_goes_on_with_the_objective_and_the_seed_that_it_was_trained_with(tmp_path):
+    """An options.json that was changed by hand, or other options in Python, would change them without a word."""
+    folder, _ = run(tmp_path, 2)
+    for change, text in (({"prediction": "v", "loss": "v"}, "prediction x_0, .* say prediction v"),
+                         ({"noise_mean": 0.5}, "noise_mean 0.8, .* say noise_mean 0.5"),
+                         ({"seed": 4}, "seed 5, .* say seed 4"),
+                         ({"path": "discrete"}, "path linear, .* say no path")):
+        with pytest.raises(NumdiffError, match=f"trained with {text}: restore the run's options.json"):
+            run(tmp_path, 3, resume=str(folder), **change)
+
+
 def test_a_run_goes_on_with_its_own_data_or_with_other_on_purpose(tmp_path):
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (40, 8, 8, 3), np.uint8), np.arange(40) % 2

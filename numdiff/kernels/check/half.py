@@ -145,11 +145,13 @@ def product_cases():
     for module, version in ((mma, 5), (hopper, 6)):
         for key in module.KERNELS:
             yield product(key, version, 1)
-        yield product((*list(module.KERNELS)[0][:3], False), version, 2, K=136)
-        yield product((*list(module.KERNELS)[0][:3], False), version, *((2, 8, 8, 136) if version == 6 else (
-            9, 8, 8, 8 * module.BK + 8)), alpha=0.5)
-        for parts, K in ((1, 8 * module.BK + 8), (2, 136), (9, 8 * module.BK + 8)):  # stages are used again; slices
-            yield row_sums(list(module.KERNELS)[-1][0], version, parts, K)
+        # K of two slices, of version 5's with more steps than stages, and of nine
+        narrowest, two, nine = list(module.KERNELS)[-1][0], 72 if version == 6 else 200, 8 * module.BK + 8
+        yield product((narrowest, False, False, False), version, 2, K=two)
+        yield product((narrowest, False, False, False), version, *((2, 8, 8, two) if version == 6 else (
+            9, 8, 8, nine)), alpha=0.5)
+        for parts, K in ((1, nine), (2, two), (9, nine)):
+            yield row_sums(narrowest, version, parts, K)
 
 
 def convolution_cases():

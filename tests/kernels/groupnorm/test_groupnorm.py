@@ -58,6 +58,7 @@ def test_cpu_engine_is_the_reference(rng, silu, monkeypatch):
 @versions(1, 2, 3)
 @SILU
 @USABLE
+@where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
 def test_forward(engine, rng, shape, version, silu):
     x, weight, bias, _, groups = make(rng, shape)
     want = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
@@ -84,6 +85,7 @@ def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
 @versions(1, 2, 3)
 @SILU
 @USABLE
+@where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
 def test_backward(engine, rng, shape, version, silu):
     x, weight, bias, dy, groups = make(rng, shape)
     _, mean, rstd = GN.groupnorm_forward(x, weight, bias, groups, silu=silu)
@@ -158,9 +160,9 @@ def one_pass_results(engine, arrays, groups, silu, tile, threads, turns, seam=No
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("shape, tile, threads, turns, again", [
     pytest.param((3, 3, 3, 16, 4), 8, 32, 9, False, id="tiles"),
-    pytest.param((2, 5, 7, 24, 8), 24, 96, 9, False, id="odd_lanes"),
+    pytest.param((1, 5, 7, 24, 8), 24, 96, 9, False, id="odd_lanes"),
     pytest.param((1, 9, 64, 16), 64, 32, 9, False, id="few_rows"),
-    pytest.param((1, 97, 16, 1), 16, 128, 9, False, id="threads_share_a_channel"),
+    pytest.param((1, 49, 16, 1), 16, 64, 9, False, id="threads_share_a_channel"),
     pytest.param((1, 150, 8, 2), 8, 32, 9, False, id="more_turns_than_parts"),
     pytest.param((1, 150, 8, 1), 8, 32, 3, True, id="reads_again")])
 @on()
@@ -207,7 +209,7 @@ SIXTEENS = {"tiles": ((3, 3, 3, 32, 8), 1, 0), "odd_pixels": ((2, 7, 13, 16, 16)
             "more_turns_than_parts": ((1, 180, 16, 1), 2, 0), "one_turn_in_registers": ((1, 96, 32, 4), 2, 1),
             "two_turns_in_registers": ((1, 96, 16, 2), 1, 2), "many_samples": ((17, 5, 16, 2), 1, 0),
             "groups_of_six": ((1, 35, 96, 16), 2, 0), "groups_of_ten": ((1, 20, 80, 8), 1, 0),
-            "cluster_of_two": ((2, 66, 32, 8), 2, 0, 2), "cluster_of_four": ((1, 20, 48, 8), 1, 0, 4),
+            "cluster_of_two": ((1, 66, 32, 8), 2, 0, 2), "cluster_of_four": ((1, 20, 48, 8), 1, 0, 4),
             "cluster_of_eight_with_registers": ((1, 256, 16, 4), 1, 1, 8)}
 
 
@@ -236,18 +238,19 @@ def test_sixteens(engine, rng, name, silu):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("shape", [pytest.param((2, 7, 13, 16, 16), id="odd_pixels"),
+@pytest.mark.parametrize("shape", [pytest.param((1, 3, 7, 16, 16), id="odd_pixels"),
                                    pytest.param((1, 96, 16, 2), id="near"), pytest.param((1, 2, 3, 8, 2), id="narrow")])
+@quick(lambda engine, shape, dtype: engine != "emulator" or dtype == np.float16 or shape[1] != 96)  # as odd_pixels
 def test_two_residuals_are_as_their_sum(engine, rng, shape, dtype):
     """The same bits: their sum is rounded, whichever kernel adds them."""
     x, weight, bias, dy, groups = make(rng, shape)
     x, dy, *residuals = (a.astype(dtype) for a in (x, dy, *rng.standard_normal((2, *x.shape))))
-    y, mean, rstd = GN.groupnorm_forward(engine(x), engine(weight), engine(bias), groups, silu=True)
+    _, mean, rstd = GN.groupnorm_forward_reference(x.astype(np.float64), weight, bias, groups, silu=True)
 
     def run(*given):
         dweight, dbias = engine(weight), engine(bias)
-        dx = GN.groupnorm_backward(engine(dy), engine(x), engine(weight), engine(bias), mean, rstd, dweight, dbias,
-                                   groups, silu=True, residual=given[0], second=(*given, None)[1])
+        dx = GN.groupnorm_backward(engine(dy), engine(x), engine(weight), engine(bias), engine(mean), engine(rstd),
+                                   dweight, dbias, groups, silu=True, residual=given[0], second=(*given, None)[1])
         return dx, dweight, dbias
 
     a, b = map(engine, residuals)
@@ -320,7 +323,7 @@ def test_known_statistics(engine, rng, shape, groups, offset, silu):
         engine.check_equal(got, again)
 
 
-@pytest.mark.parametrize("sizes, channels, groups", [((8, 16), (16, 8), 4), ((16, 16), (8, 8), 8),
+@pytest.mark.parametrize("sizes, channels, groups", [((8, 16), (16, 8), 4), ((8, 8), (8, 8), 8),
                                                      ((32, 64), (128, 64), 32)], ids=str)
 @on()
 @where(lambda engine, sizes: engine == "cuda" or sizes[1] <= 16)

@@ -108,9 +108,9 @@ def in_pairs(monkeypatch, pairs):
 @where(lambda engine: engine != "launch")
 def test_pairs_of_blocks(engine, rng, monkeypatch, transpose_b):
     """Blocks that share their tiles of B give the bits of blocks alone; the second has few rows."""
-    (M, N, K), transposes = (136, 136, 4 * hopper.BK + 8), (False, transpose_b)
+    (M, N, K), transposes = (136, 40 if engine.name == "emulator" else 136, 72), (False, transpose_b)
     a, b = operands(rng, M, N, K, transposes)
-    choose(monkeypatch, (hopper.BM, 256))
+    choose(monkeypatch, (hopper.BM, 192))  # more steps than stages, of the widest tile, are in `numdiff kernels check`
     results = []
     for pairs in (False, True):
         in_pairs(monkeypatch, pairs)
@@ -337,7 +337,7 @@ def test_gate(engine, rng, monkeypatch, width, blocks):
     if width is not None:
         choose(monkeypatch, (hopper.BM, width))
         monkeypatch.setattr(engine.backend, "multiprocessors", blocks, raising=False)
-    B, T, N, K = (3, 48, 72, 8) if engine.name == "emulator" else (3, 240, 1096, 328)
+    B, T, N, K = (3, 16, 72, 8) if engine.name == "emulator" else (3, 240, 1096, 328)
     x, weight, bias = halves(rng, B, T, K), halves(rng, N, K), rng.standard_normal(N)
     residual, gates = halves(rng, B, T, N), halves(rng, B, 3 * N)
     gate = gates[:, N:2 * N] if engine.name == "cpu" else Columns(engine(gates), N, N, Sums((B, 3 * N)))
@@ -443,7 +443,7 @@ def test_a_layer_of_two_arrays(engine, rng, monkeypatch, width, seam):
         y = linear_forward(pair, engine(weight), engine(bias))
         dweight, dbias = engine(start_w), engine(start_b)
         dx = linear_backward(engine(dy), pair, engine(weight), dweight, dbias)
-        added = linear_backward(engine(dy), pair, engine(weight), engine.zeros((N, K)), residual=residual)
+        added = linear_backward(engine(dy), pair, engine(weight), None, residual=residual)
         if not joined:
             assert [part.shape for part in dx] == [part.shape for part in pair]
             dx, added = dx.joined(), added.joined()
