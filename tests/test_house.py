@@ -33,6 +33,14 @@ NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"},
                           "device/tensor_core.py", "device/tma.py", "device/wgmma.py"), INTRINSICS)}
 
 
+def statements(node):
+    """All below a node, without their expressions."""
+    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for below in getattr(node, part, ()):
+            yield below
+            yield from statements(below)
+
+
 @functools.cache
 def imports():
     """{file: [full name of what it imports]} of the package and the command line."""
@@ -40,7 +48,7 @@ def imports():
     for name, path in files().items():
         package = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
         found[name] = []
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 base = [*(package[:len(package) - node.level + 1] if node.level else ()), *filter(None, [node.module])]
                 found[name] += [".".join([*base, alias.name]) for alias in node.names]

@@ -86,7 +86,8 @@ def test_the_kernel_example_has_the_fault_that_is_told(tmp_path, monkeypatch):
 def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     example = next(e for e in blocks("README.md", "python") if "Trainer" in e)
     assert example.count("steps=400, report_every=20") == 1
-    example = example.replace("steps=400, report_every=20", "steps=4, report_every=2").replace("steps=25", "steps=2")
+    example = example.replace("steps=400, report_every=20", "steps=2, report_every=1").replace("steps=25", "steps=1")
+    example = example.replace("batch=16", "batch=4").replace("count=16", "count=8")
     monkeypatch.chdir(tmp_path)
     exec(compile(example.replace('"auto"', '"cpu"'), "README.md", "exec"), {})
     assert (tmp_path / "row.png").exists()

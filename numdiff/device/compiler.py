@@ -59,6 +59,13 @@ def type_of_word(word):
         module, _, kind = name.rpartition(".")
         return numba.types.BaseTuple.from_types(tuple(map(type_of_word, words_within(rest[:-1]))),
                                                 getattr(importlib.import_module(module), kind) if kind else None)
+    return _plain_type(word)
+
+
+@functools.cache  # Numba is slow to make a type
+def _plain_type(word):
+    """Of an array or a number."""
+    import numba
     name, _, rest = word.partition("[")
     kind = bfloat16 if name == "bfloat16" else getattr(numba.types, "boolean" if name == "bool" else name)
     return numba.types.Array(kind, int(rest[:-1]), "C") if rest else kind

@@ -78,12 +78,13 @@ def _is_device_function(value):
 
 
 def _reachable(function, found=None):
-    """{function: what it knows} of a function and of all device functions below it."""
+    """{function: {name: a `Constant` or device function that it knows}} of a function and of all below it."""
     found = {} if found is None else found
     if function not in found:
-        found[function] = _known(function)
+        found[function] = {name: value for name, value in _known(function).items()
+                           if isinstance(value, Constant) or _is_device_function(value)}
         for value in found[function].values():
-            if _is_device_function(value):
+            if not isinstance(value, Constant):
                 _reachable(value.py_func, found)
     return found
 
@@ -94,25 +95,30 @@ def _copy(function, replaced, name, module=None):
     cells = tuple(types.CellType(replaced[free]) if free in replaced else cell
                   for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     copy = types.FunctionType(function.__code__, scope, name, function.__defaults__, cells)
+    if "__signature__" not in function.__dict__:  # which Numba asks each of its copies for, twice
+        function.__signature__ = inspect.signature(function)
     copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = function.__kwdefaults__, function.__doc__, name
     copy.__dict__.update(function.__dict__)  # what it requires
     return copy
 
 
 class _Specialiser:
-    """Copies of device functions for one set of values."""
+    """Copies of device functions for one set of values.
 
-    def __init__(self, values):
-        self.values, self.used = values, {}
+    known: what `_reachable` found
+    """
+
+    def __init__(self, values, known):
+        self.values, self.known, self.used = values, known, {}
 
     def replaced(self, function):
         """({name: new value} of a function, {name: value} of the constants that it and those below it know)."""
         if function not in self.used:
             new, used = {}, {}
-            for name, value in _known(function).items():
+            for name, value in self.known[function].items():
                 if isinstance(value, Constant):
                     new[name] = used[name] = self.values.of(name, function.__qualname__)
-                elif _is_device_function(value):
+                else:
                     copy, below = self.device_function(value)
                     used |= below
                     if copy is not value:
@@ -186,7 +192,8 @@ def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **const
     TypeError: a constant has no value, or none of this name is known; ValueError: the name has other constants
     """
     function = getattr(kernel, "py_func", kernel)
-    known = {given: value for names in _reachable(function).values() for given, value in names.items()
+    reachable = _reachable(function)
+    known = {given: value for names in reachable.values() for given, value in names.items()
              if isinstance(value, Constant)}
     needed = dict(known)
     for constant in known.values():  # constants that others follow from need not occur in the text itself
@@ -194,7 +201,7 @@ def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **const
     if unknown := constants.keys() - needed.keys():
         raise TypeError(f"specialise: {function.__qualname__} has no constant {', '.join(sorted(unknown))}.")
     values = _Values(constants, known)
-    new, used = _Specialiser(values).replaced(function)
+    new, used = _Specialiser(values, reachable).replaced(function)
     name = name or "_".join([function.__name__, *(str(value) for value in constants.values())])
     module = module or function.__module__
     options = _options(kernel) | ({} if launch_bounds is None else {"launch_bounds": launch_bounds})

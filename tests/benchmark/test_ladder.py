@@ -77,7 +77,7 @@ def test_a_row_of_a_dit(number):
 def test_ladder_in_numpy(monkeypatch):
     monkeypatch.setattr(ladder, "COMPARED", 4)
     monkeypatch.setattr(ladder, "BRIEF_MS", 1e9)
-    options = small_unet(image_size=8, attention_resolutions=(4,), batch=1)
+    options = small_unet(image_size=8, channel_mult=(1,), attention_resolutions=(8,), batch=1)
     rows = list(bench_ladder(options, (1, 2, 5, 10), steps=1, warmup=1))
     assert [row["number"] for row in rows] == [1, 2, 5, 10] and "needs a GPU" in rows[1]["left_out"]
     timed = [row for row in rows if "ms" in row]

@@ -64,7 +64,8 @@ def start(rng, sigma, shape=(100_000, 1)):
 @quick(lambda name, spacing: spacing == "timesteps" or name not in ("ddpm", "euler-ancestral", "euler-maruyama"))
 def test_fine_steps_give_the_mean_and_variance(rng, name, spacing):
     sigmas = sampling_sigmas(alpha_bars("cosine", 1000), spacing, 300)
-    x = SAMPLERS[name](Gaussian(), start(rng, sigmas[0]), sigmas, normal(rng))
+    shape = (30_000, 1)
+    x = SAMPLERS[name](Gaussian(), start(rng, sigmas[0], shape), sigmas, normal(rng, shape))
     error = 4 / math.sqrt(len(x))  # four standard errors
     first_order = 0.0 if ORDER.get(SAMPLERS[name]) == 2 else 0.04  # what 300 steps of a first order leave
     assert abs(x.mean() - MEAN) < error * STD + first_order * STD
@@ -369,7 +370,7 @@ def test_repaint_keeps_the_known_pixels_and_makes_the_others(rng):
 
 
 def test_repaint_without_known_pixels_is_ddpm_in_distribution(rng):
-    shape = (100_000, 1)
+    shape = (30_000, 1)
     sigmas = sampling_sigmas(alpha_bars("linear", 1000), "timesteps", 10)
     x = repaint(Gaussian(), start(rng, sigmas[0]), sigmas, normal(rng), np.ones(shape), np.zeros(shape), 10, 1)
     assert x.var() == pytest.approx(theoretical_variance(sigmas, ddpm_step("small")), rel=0.018)

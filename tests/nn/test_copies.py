@@ -16,10 +16,10 @@ COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda value: pickle.loads(pickle
 
 def build(kind, device="cpu"):
     if kind == "unet":
-        model = UNet(image_size=8, model_channels=8, channel_mult=(1, 2), num_res_blocks=1, num_head_channels=8,
+        model = UNet(image_size=8, model_channels=8, channel_mult=(1,), num_res_blocks=1, num_head_channels=8,
                      groups=4, num_classes=3, device=device)
     else:
-        model = DiT(image_size=8, in_channels=3, patch_size=4, hidden_size=32, depth=2, num_heads=2, num_classes=3,
+        model = DiT(image_size=8, in_channels=3, patch_size=4, hidden_size=16, depth=1, num_heads=2, num_classes=3,
                     device=device)
     model.parameters.load_flat(0.1 * np.random.default_rng(0).standard_normal(model.parameters.total))
     return model

@@ -55,9 +55,9 @@ def test_two_tapes_in_two_threads_give_the_gradients_of_one(rng, recompute):
     if recompute:
         one.recompute_blocks()
     models, x = [one, copy.deepcopy(one)], rng.standard_normal((2, 2, 8, 8, 3)).astype(np.float32)
-    expected = [backward(copy.deepcopy(one), x[i], 6)() for i in (0, 1)]
+    expected = [backward(copy.deepcopy(one), x[i], 4)() for i in (0, 1)]
     for (gradients, parameters), (want, want_parameters) in zip(
-            in_threads(*(backward(models[i], x[i], 6) for i in (0, 1))), expected, strict=True):
+            in_threads(*(backward(models[i], x[i], 4) for i in (0, 1))), expected, strict=True):
         np.testing.assert_array_equal(gradients, want)
         np.testing.assert_array_equal(parameters, want_parameters)
 
@@ -73,7 +73,7 @@ def test_two_threads_may_differentiate_one_model_in_its_input(rng):
 def test_two_trainers_in_two_threads_train_as_one_does():
     def of(seed):
         trainer = make(seed=seed)
-        result = losses(trainer, 6), trainer.state()
+        result = losses(trainer, 4), trainer.state()
         trainer.close()
         return result
 

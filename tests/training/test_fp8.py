@@ -1,5 +1,6 @@
 """Training in FP8: on NumPy, which rounds as the kernels do, in the emulator, and planned for a Hopper."""
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -113,8 +114,16 @@ def test_what_a_copy_and_an_evaluation_compute_in():
 
 
 def build(device="cpu", **more):
-    return DiT(image_size=8, in_channels=3, patch_size=2, hidden_size=32, depth=1, num_heads=1, num_classes=4,
-               device=device, **more)
+    return DiT(**{"image_size": 8, "in_channels": 3, "patch_size": 2, "hidden_size": 32, "depth": 1, "num_heads": 1,
+                  "num_classes": 4, **more}, device=device)
+
+
+@functools.cache
+def emulated(**more):
+    """(loss, gradients and largest magnitudes) of a step in the emulator."""
+    model = filled(build(EmulatorDevice(checks=False, float64=False), **more))
+    loss, gradients = one_step(model, "fp8", 2)
+    return loss, {**gradients, "history": download(model.parameters.float8.history)}
 
 
 @exhaustive
@@ -122,9 +131,8 @@ def build(device="cpu", **more):
 def test_the_kernels_round_as_numpy_does(model):
     """…but where the sums before differ in their last bits."""
     more = {**model, "hidden_size": 64} if model else {}
-    loss, gradients = one_step(filled(DiT(**{**build().options, **more}, device="cpu")), "fp8", 2)
-    device = EmulatorDevice(checks=False, float64=False)
-    got_loss, got = one_step(filled(DiT(**{**build().options, **more}, device=device)), "fp8", 2)
+    loss, gradients = one_step(filled(build(**more)), "fp8", 2)
+    got_loss, got = emulated(**more)
     assert got_loss == pytest.approx(loss, rel=1e-3)
     everything = [np.concatenate([g[name].ravel() for name in gradients if "blocks" in name]) for g in (got, gradients)]
     assert relative_error(*everything) < 0.02
@@ -133,15 +141,14 @@ def test_the_kernels_round_as_numpy_does(model):
 @exhaustive
 def test_rounding_where_numbers_are_made_leaves_the_bits(monkeypatch):
     """…of the loss, of every gradient, and of the largest magnitudes."""
-    found = []
-    for fused in (True, False):
-        monkeypatch.setattr(linear_fp8, "EPILOGUES", fused)
-        monkeypatch.setattr(linear_fp8, "NORMS", fused)
-        model = filled(build(device=EmulatorDevice(checks=False, float64=False)))
-        loss, gradients = one_step(model, "fp8", 2)
-        found.append({"loss": loss, **gradients, "history": download(model.parameters.float8.history)})
-    for name, array in found[0].items():
-        np.testing.assert_array_equal(array, found[1][name], err_msg=name)
+    assert linear_fp8.EPILOGUES and linear_fp8.NORMS
+    loss, fused = emulated()
+    for name in ("EPILOGUES", "NORMS"):
+        monkeypatch.setattr(linear_fp8, name, False)
+    apart_loss, apart = emulated.__wrapped__()
+    assert loss == apart_loss
+    for name, array in fused.items():
+        np.testing.assert_array_equal(array, apart[name], err_msg=name)
 
 
 @exhaustive

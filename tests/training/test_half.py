@@ -83,7 +83,7 @@ def test_an_overflow_changes_nothing_but_the_scale(backend):
 
 
 def test_a_scale_far_too_large_recovers(backend):
-    optimizer = optimizer_of(backend, start=2.0**30)
+    optimizer = optimizer_of(backend, start=2.0**22)
     steps = 0
     while download(optimizer.updates)[0] < 1:
         scale = float(download(optimizer.loss_scale.scale)[0])
@@ -91,7 +91,7 @@ def test_a_scale_far_too_large_recovers(backend):
             gradient = np.float32(np.float16(0.5 * scale)) / np.float32(scale)  # as it comes out of float16
         update(optimizer, np.full(8, gradient))
         steps += 1
-    assert steps == 15 and download(optimizer.loss_scale.scale)[0] == 2.0**16
+    assert steps == 7 and download(optimizer.loss_scale.scale)[0] == 2.0**16
     assert np.isfinite(download(optimizer.parameters.data)).all()
 
 

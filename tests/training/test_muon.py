@@ -115,7 +115,7 @@ def test_a_step_that_overflows_changes_nothing(device, monkeypatch, rng):  # noq
     backend = get_backend(device)
     if device == "emulator":
         monkeypatch.setattr(muon, "newton_schulz", lambda x: x)  # 15 products take it seconds
-    gradients = [upload(1024 * g.astype(np.float32), backend) for g in rng.standard_normal((3, 192))]
+    gradients = [upload(1024 * g.astype(np.float32), backend) for g in rng.standard_normal((2, 192))]
     broken = upload(np.where(np.arange(192) == 5, np.inf, 1).astype(np.float32), backend)
     ends = []
     for given in (gradients, [gradients[0], broken, *gradients[1:]]):
@@ -134,7 +134,7 @@ def test_a_step_that_overflows_changes_nothing(device, monkeypatch, rng):  # noq
                     np.testing.assert_array_equal(a, b)
                 assert download(scale)[0] == 512
                 optimizer.loss_scale.scale = upload(np.float32([1024]), backend)
-        assert download(optimizer.updates)[0] == 3
+        assert download(optimizer.updates)[0] == 2
         ends.append([download(a) for a in (weights.data, weights.half, optimizer.m, optimizer.v, optimizer.ema)])
         np.testing.assert_array_equal(ends[-1][0].astype(np.float16), ends[-1][1])
     for a, b in zip(*ends, strict=True):

@@ -95,10 +95,10 @@ def test_of_another_run(tmp_path):
 
 
 def test_table_beside_other_samplers(model_file, capsys):
-    benchmark_learned_steps.main([str(model_file), "--counts", "3", "--samples", "3", "--reference-steps", "8",
+    benchmark_learned_steps.main([str(model_file), "--counts", "3", "--samples", "3", "--reference-steps", "4",
                                   "--learn", "3", "--batch", "2", "--device", "cpu"])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()
             if line[:3].strip("| ").isdigit()]
-    assert [row[:2] for row in rows] == [["8", "ddim"], ["3", "learned"], ["3", "ddim"], ["3", "heun"],
+    assert [row[:2] for row in rows] == [["4", "ddim"], ["3", "learned"], ["3", "ddim"], ["3", "heun"],
                                          ["3", "dpm++2m"], ["1", "heun, half the steps"]]
     assert float(rows[0][3]) == 0 and float(rows[2][3]) > 0 and all(float(row[2]) > 0 for row in rows)

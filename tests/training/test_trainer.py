@@ -189,7 +189,7 @@ def test_each_trainer_computes_in_its_own_precision(monkeypatch):
 
 
 def test_a_model_that_was_trained_in_float16_is_trained_in_float32_next():
-    first = make(device="ptx", precision="fp16")
+    first = make(model="toy", device="ptx", precision="fp16")
     assert first.model.dtype == np.float16 and first.model.parameters.half is not None
     model = first.model
     Trainer(model, FixedImages(), precision="fp32")
