@@ -15,8 +15,7 @@ from numdiff.device.cluster import (
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.mbarrier import mbarrier_init, mbarrier_wait, smem_u32
 from numdiff.emulator import KernelFault, LaunchRefused, Unsupported
-from numdiff.kernels import check, conv2d
-from numdiff.kernels.check.run import run_once
+from numdiff.kernels import conv2d
 from numdiff.kernels.conv2d.hopper import cluster_sums, weight_gradient_3x3_plan
 from numdiff.kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from tests.conftest import THREAD_ORDERS, exhaustively, needs
@@ -320,8 +319,9 @@ def test_stages_that_are_used_again(copies, monkeypatch, fault):  # noqa: F811
 def test_a_relaxed_barrier_planted_in_a_weight_gradient(copies):  # noqa: F811
     copies.plant(GRADIENT, "cluster_sync()  # all sums are there\n        add_up",
                  "cluster_sync_relaxed()  # mine\n        add_up")
-    case = next(c for c in check.CASES if c.label == "float16, tile of 16, 64 pixels, 5 parts, 5 blocks a cluster")
+    device = EmulatorDevice(float64=False)
+    arrays = *np.ones((2, 1, 2, 33, 8), np.float16), np.zeros((8, 3, 3, 8), np.float32)
     with pytest.raises(KernelFault) as caught:
-        run_once(case, None, EmulatorDevice(float64=False))
+        conv2d_hopper_gradient_3x3.hopper_weight_gradient_3x3(*(upload(a, device) for a in arrays), only=(16, 2, 64, 2))
     race = next(f for f in caught.value.faults if f.kind == "race")
     assert "with no cluster_sync() between" in race.message and race.file == cluster_sums.__file__, str(race)

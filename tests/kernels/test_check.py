@@ -111,7 +111,7 @@ REPEATED = re.compile("|".join((
     r"adaln(_backward)?: (layer weighted|rms|rms unshifted) v2",  # test_adaln.py has each norm
     r"rmsnorm(_backward)?: ((264|520|776) columns.*|1032 columns, float16) v3",  # test_rmsnorm.py
     r"gate_adaln(_backward)?: (no gate, )?(520|776) channels v2",  # more turns than 264, fewer than 1032
-    r"qk_norm_rope(_backward)?: 2 heads of 8, in place v[12]",  # test_qk_norm_rope.py
+    r"qk_norm_rope(_backward)?: 2 heads of 8, in place v2",  # test_qk_norm_rope.py
     r"qk_norm_rope(_backward)?: (4 heads of 72|5 heads of 64), in place, bfloat16 v2")))
 
 

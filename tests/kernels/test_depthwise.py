@@ -40,10 +40,11 @@ def exact(*arrays):
 def test_forward(engine, rng, shape, kernel, dtype, version):
     x, _, weight, bias, channel = make(rng, shape, kernel, dtype)
     want = D.depthwise_forward_reference(*exact(x, weight), bias, channel)
-    got, again = (D.depthwise_forward(engine(x), engine(weight), engine(bias), engine(channel), version)
-                  for _ in range(2))
+    got, *again = (D.depthwise_forward(engine(x), engine(weight), engine(bias), engine(channel), version)
+                  for _ in range(engine.repeats))
     engine.check(got, want, 1e-3 if dtype == np.float16 else 1e-5)
-    engine.check_equal(got, again)
+    for other in again:
+        engine.check_equal(got, other)
 
 
 @SHAPES
@@ -57,11 +58,12 @@ def test_backward(engine, rng, shape, kernel, dtype, version):
     want = [D.depthwise_input_gradient_reference(*exact(dy, weight)), np.ones(weight.shape)]
     D.depthwise_weight_gradient_reference(*exact(dy, x), want[1])
     runs = []
-    for _ in range(2):
+    for _ in range(engine.repeats):
         dweight = engine(np.ones(weight.shape))  # not zero: gradients are added
         D.depthwise_weight_gradient(engine(dy), engine(x), dweight, version)
         runs.append([D.depthwise_input_gradient(engine(dy), engine(weight), version), dweight])
-    for got, again, expected, tolerance in zip(*runs, want, (1e-3 if dtype == np.float16 else 1e-5, 1e-5), strict=True):
+    tolerances = 1e-3 if dtype == np.float16 else 1e-5, 1e-5
+    for got, again, expected, tolerance in zip(runs[0], runs[-1], want, tolerances, strict=True):
         engine.check(got, expected, tolerance)
         engine.check_equal(got, again)
 

@@ -21,7 +21,8 @@ def make(rng, shape):
 @where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
 def test_forward(engine, rng, shape, version):
     x, scale, shift, _ = make(rng, shape)
-    runs = [S.scale_shift_forward(engine(x), engine(scale), engine(shift), version=version) for _ in range(engine.repeats)]
+    runs = [S.scale_shift_forward(engine(x), engine(scale), engine(shift), version=version)
+            for _ in range(engine.repeats)]
     engine.check(runs[0], S.scale_shift_forward(x, scale, shift), 1e-6, S.scale_shift_forward(*map(np.abs, (
         x, scale, shift))))
     engine.check_equal(runs[0], runs[-1])
@@ -33,7 +34,8 @@ def test_forward(engine, rng, shape, version):
 @where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
 def test_backward(engine, rng, shape, version):
     x, scale, _, dy = make(rng, shape)
-    runs = [S.scale_shift_backward(engine(dy), engine(x), engine(scale), version=version) for _ in range(engine.repeats)]
+    runs = [S.scale_shift_backward(engine(dy), engine(x), engine(scale), version=version)
+            for _ in range(engine.repeats)]
     sizes = S.scale_shift_backward(*map(np.abs, (dy, x, scale)))
     for got, again, want, size in zip(runs[0], runs[-1], S.scale_shift_backward(dy, x, scale), sizes, strict=True):
         engine.check(got, want, 2e-6, size)

@@ -40,16 +40,16 @@ def scalars(engine, step, rate, norm):
 @where(lambda version, shape: version != 2 or shape[0] % 4 == 0)
 def test_update(engine, rng, shape, version, step, clip):
     w, g, m, v = (a.astype(np.float32) for a in start(rng, shape[0]))
-    wanted = by_hand(w, g, m, v, step + 1, 1e-2, 5.0, *HYPER, clip)
+    wanted = by_hand(w, g, m, v, step + 1, 1e-2, 5.0, *HYPER, clip) if engine.computes else (w, m, v)
     results = []
-    for _ in range(2):
+    for _ in range(engine.repeats):
         arrays = [engine(a) for a in (w, g, m, v)]
         A.adamw_update(*arrays, *scalars(engine, step, 1e-2, 5.0), *HYPER, clip_norm=clip, version=version)
         for got, want in zip((arrays[0], *arrays[2:]), wanted, strict=True):
             engine.check(got, want, 1e-6)
         engine.check_equal(arrays[1], g)  # the gradient is only read
         results.append(arrays)
-    for first, second in zip(*results, strict=True):
+    for first, second in zip(results[0], results[-1], strict=True):
         engine.check_equal(first, second)
 
 
