@@ -108,7 +108,6 @@ def sum4(x0, x1, x2, x3, x4, x5, x6, x7, i, exists):
     return t
 
 
-@cuda.jit
 def peer_reduce_pieces_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, pieces):
     for piece in range(int32(cuda.blockIdx.x), int32(pieces.shape[0]), int32(cuda.gridDim.x)):
         first, to, count = pieces[piece, 1], pieces[piece, 2], int32(pieces[piece, 3])

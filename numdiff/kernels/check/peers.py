@@ -49,8 +49,15 @@ def peer_cases():
 
     yield Case("peer_copy_pieces", some, in_place(
         lambda a, v: peer_pieces.peer_copy_pieces(buffers(a, 3), a.y, a.pieces, blocks=2), "y"))
-    yield Case("peer_reduce_pieces", some, in_place(
-        lambda a, v: peer_pieces.peer_reduce_pieces(buffers(a, 3), a.y, a.pieces, blocks=2), "y"))
+    for ranks in range(1, peer_reduce.MAX_RANKS + 1):
+        n = size if ranks == 3 else 48
+
+        def own(rng, ranks=ranks, n=n):
+            return {**normal(**dict.fromkeys((*names(ranks), "y"), (n,)))(rng),
+                    "pieces": peer_pieces.pieces_of([(0, 0, 0, 4), (0, 12, 8, n - 16)])}
+
+        yield Case("peer_reduce_pieces", own, in_place(lambda a, v, ranks=ranks: peer_pieces.peer_reduce_pieces(
+            buffers(a, ranks), a.y, a.pieces, blocks=2), "y"), label=f"{ranks} ranks")
     yield Case("peer_copy_pieces", some, in_place(
         lambda a, v: peer_pieces.peer_copy_pieces(buffers(a, 3), a.y, a.pieces, a.half), "y", "half"),
         tolerance=HALF_TOLERANCE, label="with a copy of 16 bits")
