@@ -524,6 +524,11 @@ def _open_gpu(index):
     return Gpu(index)
 
 
+def is_open():
+    """Whether this process has set up a GPU."""
+    return _open_gpu.cache_info().currsize > 0
+
+
 def gpu_count():
     """How many GPUs this process sees."""
     if why_no_gpu():

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..device import Replayed, copy_into, empty_like, fill_zero, upload, with_dtype, zeros
 from ..device.traffic import Pace
+from ..kernels.any_batch import many_evaluations
 from ..kernels.diffusion.sampler import blend, combine, learned_step, weighted_sum
 from ..kernels.optimizer.step_state import next_row
 from ..kernels.random import PURPOSE_SAMPLER, random_normal
@@ -61,15 +62,16 @@ class Run:
                 copy_into(self.ahead.labels, np.tile(labels, self.ahead.steps))
         self.rewind()
         copy_into(self.kept[0], combine((self.plan.start_scale, noise)))
-        for number, (step, row) in enumerate(zip(self.plan.steps, self.plan.table, strict=True)):
-            if self.ahead and number % self.ahead.steps == 0:
-                self._replayed("ahead", self.ahead.launch)()
-            if before and step.asks:
-                before(self.kept[step.operations[0].inputs[0][1]], row.view(np.float32))
-            self._replayed(step, lambda step=step: self.launch(step))()
-            self._pace()
-            if after and step.asks:
-                after()
+        with many_evaluations():
+            for number, (step, row) in enumerate(zip(self.plan.steps, self.plan.table, strict=True)):
+                if self.ahead and number % self.ahead.steps == 0:
+                    self._replayed("ahead", self.ahead.launch)()
+                if before and step.asks:
+                    before(self.kept[step.operations[0].inputs[0][1]], row.view(np.float32))
+                self._replayed(step, lambda step=step: self.launch(step))()
+                self._pace()
+                if after and step.asks:
+                    after()
         return self.kept[0]
 
     def rewind(self):

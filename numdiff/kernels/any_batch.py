@@ -12,19 +12,23 @@ SOURCE
 import contextlib
 import functools
 import threading
+import time
 
 import numpy as np
 
 from ..device import is_device, over_batch
+from ..device.forks import Forks, can_fork
 
 ASSUMED = 32
 WHOLE_MODEL = 1 << 30  # elements touched by a function of many operations: enough to be worth sharing among cores
+SLOW = 0.05  # seconds of one evaluation from which processes, which take as long to make, are worth it
 
 
 class _Known(threading.local):
-    """rows: of the batch that this thread computes; None: launchers choose for the actual extents."""
+    """rows: of the batch that this thread computes; None: launchers choose for the actual extents. forks: {function:
+    its `Forks`} within `many_evaluations`."""
 
-    rows = None
+    rows = forks = None
 
 
 _known = _Known()
@@ -40,23 +44,47 @@ def any_batch(rows):
         _known.rows = outer
 
 
+@contextlib.contextmanager
+def many_evaluations():
+    """Within the context, while which no weight changes, what `evaluated` calls may get processes of its own, where one
+    evaluation takes long: on the CPU engine."""
+    outer, _known.forks = _known.forks, {}
+    try:
+        yield
+    finally:
+        for forks in _known.forks.values():
+            forks.close()
+        _known.forks = outer
+
+
 def evaluated(function, x, *others, whole=False):
     """function(x, *others), an array with a row for each sample, with the same bits for a sample in any batch.
 
     x, others: arrays with a row for each sample, or None. On the CPU engine each core takes some of the samples through
     the whole function: a model has hundreds of operations, and cores that shared each of them would wait for each other
-    hundreds of times.
+    hundreds of times. Within `many_evaluations` they are processes, once it is seen that this pays.
     whole: call the function once, from this thread
     """
-    def rows(share):
-        given = [None if a is None else a[share] for a in (x, *others)]
+    def of_rows(*given):
         with any_batch(len(given[0])):
             return function(*given)
 
+    def rows(share):
+        return [None if a is None else a[share] for a in (x, *others)]
+
     if whole or is_device(x):
-        with any_batch(len(x)):
-            return function(x, *others)
-    parts = over_batch(rows, len(x), WHOLE_MODEL)
+        return of_rows(x, *others)
+    forks = _known.forks.get(function) if _known.forks else None
+    if forks:
+        count = min(len(forks) + 1, len(x))
+        edges = [len(x) * i // count for i in range(count + 1)]
+        parts = forks.results([rows(slice(a, b)) for a, b in zip(edges, edges[1:], strict=False)])
+    else:
+        begun = time.perf_counter()
+        parts = over_batch(lambda share: of_rows(*rows(share)), len(x), WHOLE_MODEL)
+        if _known.forks is not None and function not in _known.forks:
+            pays = len(parts) > 1 and time.perf_counter() - begun > SLOW and can_fork()
+            _known.forks[function] = Forks(of_rows, len(parts) - 1 if pays else 0)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -1,5 +1,6 @@
 """An image's bits do not depend on its batch, where `any_batch` says so."""
 import contextlib
+import os
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from numdiff.device.ptx import PtxDevice
 from numdiff.kernels import any_batch as A
 from numdiff.kernels.any_batch import any_batch, assumed, blocks
 from numdiff.nn import DiT, Tensor, UNet
+from tests.conftest import needs
 
 UNETS = {"unet": {"image_size": 16, "model_channels": 32, "channel_mult": (1, 2), "num_res_blocks": 1,
                   "attention_resolutions": (8,)},
@@ -43,6 +45,30 @@ def test_an_image_in_any_batch(device, name):
     whole, parts = answers(lambda: kind(**options, device=device), 23, [slice(0, 1), slice(4, 9), slice(5, 23)])
     for rows, part in parts:
         np.testing.assert_array_equal(part, whole[rows])
+
+
+@needs("posix")
+def test_processes_give_the_bits_of_threads(rng, monkeypatch):
+    """…and weights that change later are seen."""
+    monkeypatch.setattr(A, "can_fork", lambda: True)
+    monkeypatch.setattr("numdiff.device.cpu.workers", lambda: 2)
+    x, weight = rng.standard_normal((2, 5, 8)).astype(np.float32), np.eye(8, dtype=np.float32)
+    seen = []
+
+    def function(x, other):
+        return np.column_stack([x @ weight if other is None else x + other, np.full(len(x), os.getpid())])
+
+    for other, slow in ((None, 1e9), (None, 0), (x[1], 0)):
+        monkeypatch.setattr(A, "SLOW", slow)
+        with A.many_evaluations():
+            seen.append([A.evaluated(function, x[0], other) for _ in range(2)])
+        weight *= 2
+    (first, again), (before, after), (_, sums) = seen
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(before[:, :-1], 2 * first[:, :-1])
+    np.testing.assert_array_equal(after[:, :-1], before[:, :-1])
+    assert len({*first[:, -1], *before[:, -1]}) == 1 and len({*after[:, -1]}) == 2
+    np.testing.assert_array_equal(sums[:, :-1], x[0] + x[1])
 
 
 class Noting(PtxDevice):

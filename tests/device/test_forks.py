@@ -1,0 +1,86 @@
+"""Processes that compute shares of a batch, and what becomes of them."""
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from numdiff.device.forks import Forks, can_fork
+from tests.conftest import needs
+
+pytestmark = needs("posix")
+SHARES = [(np.full(3, k), None) for k in range(3)]
+
+
+def where(x, other):
+    assert other is None
+    return np.append(x, os.getpid())
+
+
+@pytest.fixture
+def forks():
+    made = Forks(where, 2)
+    yield made
+    made.close()
+
+
+def test_each_share_has_a_process(forks):
+    for _ in range(2):
+        found = forks.results(SHARES)
+        assert [x[0] for x in found] == [0, 1, 2]
+        assert [x[-1] for x in found] == [os.getpid(), *(process for _, process in forks.processes)]
+    assert len(forks.results(SHARES[:2])) == 2  # fewer shares than processes
+
+
+def test_a_killed_process_costs_nothing_but_time(forks):
+    os.kill(forks.processes[0][1], signal.SIGKILL)
+    found = forks.results(SHARES)
+    assert [x[0] for x in found] == [0, 1, 2] and found[1][-1] == os.getpid()
+
+
+def test_an_error_is_raised_here():
+    def fails(x):
+        raise ValueError(f"no {x}")
+    made = Forks(fails, 1)
+    with pytest.raises(ValueError, match="no 1"):
+        made.results([(1,), (2,)])
+    made.close()
+
+
+def test_signals_of_a_terminal_leave_them(forks):
+    for number in (signal.SIGINT, signal.SIGHUP):
+        os.kill(forks.processes[0][1], number)
+    assert forks.results(SHARES)[1][-1] == forks.processes[0][1]
+
+
+@needs("proc")
+def test_they_end_with_the_forks_and_with_their_process():
+    made = Forks(where, 2)
+    ids = [process for _, process in made.processes]
+    made.close()
+    for process in ids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+    text = ("import os, signal, sys; from numdiff.device.forks import Forks; made = Forks(print, 2)\n"
+            "print(*(process for _, process in made.processes), flush=True); os.kill(os.getpid(), signal.SIGKILL)")
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL and len(done.stdout.split()) == 2, done.stderr
+    for process in map(int, done.stdout.split()):
+        while is_running(process):
+            time.sleep(0.01)
+
+
+def is_running(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"  # a zombie waits for whoever adopted it
+    except OSError:
+        return False
+
+
+def test_no_fork_beside_mpi(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", sys)
+    assert not can_fork()
