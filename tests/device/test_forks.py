@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -81,6 +82,14 @@ def is_running(process):
         return False
 
 
-def test_no_fork_beside_mpi(monkeypatch):
+def test_no_fork_beside_mpi_or_a_thread(monkeypatch):
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    before, end = can_fork(), threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    assert not can_fork()
+    end.set()
+    thread.join()
+    assert can_fork() is before
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", sys)
     assert not can_fork()
