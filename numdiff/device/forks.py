@@ -20,8 +20,8 @@ from .gpu import is_open
 
 
 def can_fork():
-    """Whether a fork is safe: on Linux, in a process that has set up neither a GPU nor MPI, whose drivers forbid it, and
-    in which no other thread is at work: a lock that it held would never be given back in the copy."""
+    """Whether a fork is safe: on Linux, in a process that has set up neither a GPU nor MPI, whose drivers forbid it,
+    and in which no other thread is at work: a lock that it held would never be given back in the copy."""
     return (sys.platform == "linux" and "mpi4py.MPI" not in sys.modules and not is_open()
             and all(thread is threading.current_thread() or sleeps(thread) for thread in threading.enumerate()))
 
