@@ -370,7 +370,7 @@ def test_repaint_keeps_the_known_pixels_and_makes_the_others(rng):
 
 
 def test_repaint_without_known_pixels_is_ddpm_in_distribution(rng):
-    shape = (30_000, 1)
+    shape = (100_000, 1)
     sigmas = sampling_sigmas(alpha_bars("linear", 1000), "timesteps", 10)
     x = repaint(Gaussian(), start(rng, sigmas[0]), sigmas, normal(rng), np.ones(shape), np.zeros(shape), 10, 1)
     assert x.var() == pytest.approx(theoretical_variance(sigmas, ddpm_step("small")), rel=0.018)
