@@ -118,7 +118,7 @@ def words_of(name):
     """Of a kernel's name the constants, as a set: its numbers, each with its place; one of ORDERS; of SWITCHES, which
     are on; and all else as one: the epilogue."""
     numbers, words = [], []
-    for word in re.split(r"[._, ]+", name):
+    for word in re.split(r"[._, ]+|(?<=\d)x(?=\d)", name):
         (numbers if word.isdigit() else words).append(word)
     found = {f"number {place}: {number}" for place, number in enumerate(numbers)} | ORDERS.intersection(words)
     found |= {switch if switch in words else f"no {switch}" for switch in SWITCHES}
