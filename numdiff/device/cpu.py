@@ -7,6 +7,7 @@ worker takes some of the samples through a whole operation, its arrays staying i
 import collections
 import ctypes
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -59,8 +60,13 @@ def over_batch(function, count, elements):
     parts = min(workers(), count)
     if parts < 2 or elements < WORTH_SHARING or threading.current_thread().name.startswith(WORKER):
         return [function(slice(0, count))]  # a worker that waited for the others would wait for itself
+    return list(_pool().map(function, shares(count, parts)))
+
+
+def shares(count, parts):
+    """Slices that cut range(count) into so many parts of nearly the same length."""
     edges = [count * i // parts for i in range(parts + 1)]
-    return list(_pool().map(function, [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]))
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def side_by_side(function, items):

@@ -17,6 +17,7 @@ import time
 import numpy as np
 
 from ..device import is_device, over_batch
+from ..device.cpu import shares
 from ..device.forks import Forks, can_fork
 
 ASSUMED = 32
@@ -46,8 +47,8 @@ def any_batch(rows):
 
 @contextlib.contextmanager
 def many_evaluations():
-    """Within the context, while which no weight changes, what `evaluated` calls may get processes of its own, where one
-    evaluation takes long: on the CPU engine."""
+    """Within the context, in which no weight may change, what `evaluated` calls gets processes where one evaluation
+    takes long: on the CPU engine."""
     outer, _known.forks = _known.forks, {}
     try:
         yield
@@ -76,9 +77,7 @@ def evaluated(function, x, *others, whole=False):
         return of_rows(x, *others)
     forks = _known.forks.get(function) if _known.forks else None
     if forks:
-        count = min(len(forks) + 1, len(x))
-        edges = [len(x) * i // count for i in range(count + 1)]
-        parts = forks.results([rows(slice(a, b)) for a, b in zip(edges, edges[1:], strict=False)])
+        parts = forks.results([rows(share) for share in shares(len(x), min(len(forks) + 1, len(x)))])
     else:
         begun = time.perf_counter()
         parts = over_batch(lambda share: of_rows(*rows(share)), len(x), WHOLE_MODEL)
