@@ -16,10 +16,8 @@ import numpy as np
 from numdiff.distributed import communicator as distributed
 from numdiff.distributed import overlap
 from numdiff.errors import UsageError
-from numdiff.training.build import build_model, build_trainer
-from numdiff.training.compiling import compile_for, plan_of
 from numdiff.training.options import resolve
-from tests.distributed.benchmark_scaling import Images, alone, ready_trainer, sum_seconds, timed
+from tests.distributed.benchmark_scaling import Images, alone, compile_all, ready_trainer, sum_seconds, timed
 
 RUNS = (("unet", "unet64", 32), ("dit", "small64", 64))  # model, preset, images a rank
 TURNS = 6  # in which each way is timed
@@ -27,16 +25,6 @@ TURNS = 6  # in which each way is timed
 
 def numbers(text):
     return [int(part) for part in text.split(",")]
-
-
-def compile_all(communicator, options, images, blocks):
-    """The kernels of these steps, in parallel, before they are launched one by one."""
-    overlap.BLOCKS = blocks
-    trainer = build_trainer(options, build_model(options), images)
-    compile_for(trainer.model, lambda card: plan_of(trainer, card), communicator)
-    communicator.barrier()
-    trainer.exchange.close()
-    overlap.BLOCKS = 0
 
 
 def bits(trainer):
@@ -88,7 +76,9 @@ def main():
                                "class_cond": False, "batch": images_of * communicator.size, "transport": "peer",
                                "precision": given.precision, "shard_update": given.shard_update})
             images = Images(images_of, options.image_size, 3)
-            compile_all(communicator, options, images, given.blocks[0])
+            overlap.BLOCKS = given.blocks[0]
+            compile_all(communicator, options, images)
+            overlap.BLOCKS = 0
             single = options.changed(batch=images_of, shard_update="auto")
             one = communicator.first(alone, single, images, given.row, TURNS)[0]
             found, added = measured(communicator, options, images, ways, given.row)

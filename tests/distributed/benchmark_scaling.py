@@ -3,6 +3,7 @@
     mpiexec -n 4 python -m tests.distributed.benchmark_scaling        four GPUs, the UNet of unet.cu, 32 images a rank
     mpiexec -n 4 python -m tests.distributed.benchmark_scaling --preset tiny --device cpu --per-rank 4
     mpiexec -n 2 python -m tests.distributed.benchmark_scaling --model dit --preset small64 --precision fp16
+    mpiexec -n 4 python -m tests.distributed.benchmark_scaling --model dit --architecture DiT-XL/2 --precision fp16
 
 First rank 0 trains alone while the others wait; then all train, each on as many images, as one has more GPUs in order
 to do more; then they share the update. Steps are timed in rows, from a common start to the end of the slowest rank; no
@@ -22,6 +23,7 @@ from numdiff.device import copy_into, synchronize, zeros
 from numdiff.distributed import communicator as distributed
 from numdiff.errors import UsageError
 from numdiff.training.build import build_model, build_trainer
+from numdiff.training.compiling import compile_for, plan_of
 from numdiff.training.options import resolve
 
 
@@ -45,6 +47,15 @@ def timed(communicator, backend, function, row, repeats):
         times.append((time.perf_counter() - start) / row)
     slowest = np.max(communicator.gather(times), axis=0)
     return np.median(slowest), slowest.min(), slowest.max()
+
+
+def compile_all(communicator, options, images):
+    """The kernels of these steps, in parallel, before they are launched one by one."""
+    trainer = build_trainer(options, build_model(options), images)
+    if trainer.model.backend:
+        compile_for(trainer.model, lambda card: plan_of(trainer, card), communicator)
+    communicator.barrier()
+    trainer.exchange.close()
 
 
 def ready_trainer(options, images):
@@ -96,6 +107,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="unet")
     parser.add_argument("--preset")
+    parser.add_argument("--architecture", help="of a DiT instead, on 32×32×4, as DiT-S/2")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--transport", default="auto")
@@ -107,13 +119,16 @@ def main():
     size = started[1] if started else 1
     options = resolve({"model": given.model, "preset": given.preset, "optimizer": "adamw", "device": given.device,
                        "class_cond": False, "batch": given.per_rank * size, "transport": given.transport,
-                       "precision": given.precision})
+                       "precision": given.precision,
+                       **({"architecture": given.architecture, "image_size": 32, "channels": 4}
+                          if given.architecture else {})})
     single = options.changed(batch=given.per_rank)
     communicator = distributed.connect(options.transport, options.device)
     with communicator.job():
         if communicator.size == 1:
             raise UsageError("start it with mpiexec -n 2 or more.")
-        images = Images(given.per_rank, options.image_size, 3)
+        images = Images(given.per_rank, options.image_size, options.channels or 3)
+        compile_all(communicator, options, images)
         one = communicator.first(alone, single, images, given.row, given.repeats)
         shared, held = together(communicator, options.changed(shard_update="yes"), images, given)
         trainer = ready_trainer(options.changed(shard_update="no"), images)
@@ -125,7 +140,7 @@ def main():
         foreseen = one[0] + max(0.0, added - hidden)
         if communicator.rank == 0:
             backend, megabytes = trainer.model.backend, 4e-6 * trainer.model.parameters.total
-            print(f"{options.model} {options.preset}, {given.per_rank} images a rank, "
+            print(f"{options.model} {given.architecture or options.preset}, {given.per_rank} images a rank, "
                   f"{backend.device_name if backend else 'CPU (NumPy)'}, gradients ({megabytes:.1f} MB) by "
                   f"{trainer.exchange.name}. {trainer.exchange.why}")
             rows = ("1 rank", 1, one), (f"{size} ranks", size, every), (f"{size}, sharing", size, shared)
