@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..device import AnyArray, upload
+from ..dtypes import is_half
 from ..errors import UsageError
 from ..kernels.attention.sla import BLOCK
 from . import functional as F
@@ -186,12 +187,12 @@ class Block(Module):
         self.adaLN_modulation = Numbered({1: Linear(hidden, rows, zero=True, matrices=0)})
         self.shift = shift
 
-    def modulation(self, c):
-        """Shift, scale and gate of attention, then of the MLP, from the conditioning c (B, 6 D); (B, 4 D) has no
-        shifts: None."""
+    def modulation(self, columns):
+        """Shift, scale and gate of attention, then of the MLP, from the columns of the conditioning; of four none is a
+        shift: None."""
         if self.shift:
-            return F.columns(c, 6)
-        scale, gate, scale_mlp, gate_mlp = F.columns(c, 4)
+            return columns
+        scale, gate, scale_mlp, gate_mlp = columns
         return None, scale, gate, None, scale_mlp, gate_mlp
 
     def forward(self, x, y, modulation, following, rotation=None):
@@ -269,18 +270,43 @@ class DiT(Model):
     def conditioning(self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None) -> Iterator[Tensor]:
         """What the blocks take from timestep and class, whatever the image: Tensors (B, 6 D) of each block's shift,
         scale and gate of attention, then of the MLP (without shifts (B, 4 D)), and (B, 2 D) of the last layer's shift
-        and scale. Each is computed when it is asked for."""
+        and scale. Each is computed when it is asked for; where `_stacked`, those of all blocks come side by side in one
+        Tensor."""
         c = self.t_embedder(t)  # (B, D)
         if y is not None:
             c = F.add(c, self.y_embedder(y, randomness))
         c = F.cast(F.silu(c), self.dtype)  # the first step of every adaLN_modulation
-        for layer in (*self.blocks.modules.values(), self.final_layer):
-            yield layer.adaLN_modulation[1](c)
+        *blocks, last = self._modulations()
+        if self._stacked(blocks):
+            yield F.linear_stack(c, [(layer.weight, layer.bias) for layer in blocks])
+        else:
+            for layer in blocks:
+                yield layer(c)
+        yield last(c)
+
+    def _modulations(self):
+        return [part.adaLN_modulation[1] for part in (*self.blocks.modules.values(), self.final_layer)]
+
+    def _stacked(self, layers):
+        """Whether one launch computes the conditioning of all blocks."""
+        like = self.parameters.half if is_half(self.dtype) else self.parameters.data
+        return F.stacks(like, [(layer.weight, layer.bias) for layer in layers])
 
     def conditioning_columns(self) -> tuple[list[int], np.dtype]:
         """(columns of each of the arrays that `conditioning` gives, their dtype)."""
-        layers = (*self.blocks.modules.values(), self.final_layer)
-        return [layer.adaLN_modulation[1].weight.shape[0] for layer in layers], np.dtype(self.dtype)
+        *layers, last = self._modulations()
+        widths = [layer.weight.shape[0] for layer in layers]
+        if self._stacked(layers):
+            widths = [sum(widths)]
+        return [*widths, last.weight.shape[0]], np.dtype(self.dtype)
+
+    def _columns(self, conditioning):
+        """The columns of each block's conditioning, then of the last layer's, when they are asked for."""
+        each = 6 if self.options["shift"] else 4
+        for given in conditioning:
+            parts = F.columns(given, given.shape[1] // self.hidden_size)
+            for first in range(0, len(parts), each):
+                yield parts[first:first + each]
 
     def forward(self, x: Tensor, t: AnyArray, y: AnyArray | None = None, randomness: Any = None,
                 conditioning: list[Tensor] | None = None) -> Tensor:
@@ -293,15 +319,15 @@ class DiT(Model):
         self.check_inputs(t, y)
         tokens = F.add_constant(self.x_embedder(F.cast(x, self.dtype)), self.pos_embed)  # (B, T, D)
         # the block before asks for a block's, so that gradients of its weights come, and may leave, with the others
-        conditioning = iter(self.conditioning(t, y, randomness) if conditioning is None else conditioning)
+        columns = self._columns(self.conditioning(t, y, randomness) if conditioning is None else conditioning)
         blocks = [*self.blocks.modules.values()]
-        own = blocks[0].modulation(next(conditioning))
+        own = blocks[0].modulation(next(columns))
         y = blocks[0].norm1.forward(tokens, *own[:2])
         for block, after in zip(blocks, [*blocks[1:], None], strict=True):
             if after is None:
-                theirs, following = None, (self.final_layer.norm_final, *F.columns(next(conditioning), 2), None)
+                theirs, following = None, (self.final_layer.norm_final, *next(columns), None)
             else:
-                theirs = after.modulation(next(conditioning))
+                theirs = after.modulation(next(columns))
                 following = after.norm1, *theirs[:2], after.attn.qkv.weight
             tokens, y = block(tokens, y, own, following, self.rotation)
             own = theirs

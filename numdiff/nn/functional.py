@@ -131,6 +131,29 @@ def linear_group(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]]) -> li
                         backward, has_parameters=trains(*(parameter for layer in layers for parameter in layer)))
 
 
+def stacks(like: Array, layers: Sequence[tuple[Parameter, Parameter]]) -> bool:
+    """Whether `linear_stack` takes these layers [(weight, bias)], and an x of the type and device of `like`: equal ones
+    at equal distances, of 16 bits on Hopper, all of them trained or all frozen."""
+    parameters = [parameter for layer in layers for parameter in layer]
+    return (is_half(like.dtype) and len({parameter.frozen for parameter in parameters}) == 1
+            and K.linear_stack_supports(like, [w.like(like) for w, _ in layers], [b.data for _, b in layers]))
+
+
+def linear_stack(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]]) -> Tensor:
+    """x·weightᵀ + bias of layers [(weight, bias)] that `stacks` allows, side by side: (B, G·N) of one input (B, K)."""
+    saved, wants_dx, trained = x.data, x.slot is not None, trains(layers[0][0])
+
+    def backward(dy):
+        accumulate, gradients = not all(weight.stale for weight, _ in layers), None
+        if trained:
+            gradients = [(w.grad if accumulate else w.grad_to_fill()[0], b.grad) for w, b in layers]
+        weights = [weight.like(saved) for weight, _ in layers]
+        return (K.linear_stack_backward(dy, saved, weights, gradients, accumulate, wants_dx),)
+
+    y = K.linear_stack_forward(saved, [(weight.like(saved), bias.data) for weight, bias in layers])
+    return record("linear_stack", y, (x,), backward, has_parameters=trained)
+
+
 def conv2d(x: Tensor, weight: Parameter, bias: Parameter | None = None, stride: int = 1, channel: Tensor | None = None,
            residual: Tensor | None = None, statistics: bool = False) -> Tensor:
     """x (B, H, W, C_in), weight (C_out, k, k, C_in), zero padding k // 2 -> (B, H/stride, W/stride, C_out).

@@ -107,7 +107,7 @@ def float8(folder, device="cpu", transport="auto"):
             same_scales(states[-1], alone.state())
             after.load_state(states[-2])
             np.testing.assert_allclose(losses(after, 2), goes_on, rtol=1e-5)
-            if how == "no":  # what would be without the others' magnitudes
+            if how == "no" and device == "cpu":  # what would be without the others' magnitudes; not of captured steps
                 trainer.exchange.mail.float8 = trainer.model.parameters.float8.of_ranks = None
                 losses(trainer, 1)
                 expect("the magnitudes in fp8 of rank 1 differ", trainer.check_ranks)

@@ -2,7 +2,7 @@
 import numpy as np
 
 from ...device import empty, is_device
-from .. import bias, conv2d, linear, matmul
+from .. import bias, conv2d, linear, linear_stack, matmul
 from ..concat import Pair
 from ..conv2d.hopper import convolution as conv2d_hopper
 from ..conv2d.hopper import weight_gradient as conv2d_hopper_gradient
@@ -152,6 +152,37 @@ def product_cases():
             9, 8, 8, nine)), alpha=0.5)
         for parts, K in ((1, nine), (2, two), (9, nine)):
             yield row_sums(narrowest, version, parts, K)
+
+
+def stack_cases():
+    """Layers at equal distances, one after the other: rows of x that end within a tile, slices of dx, each width."""
+    def layers(flat, N, K, G):
+        """[(matrix, vector)] in a flat array, with gaps."""
+        each = N * K + N + 128
+        return [(flat[at:at + N * K].reshape(N, K), flat[at + N * K + 64:at + N * K + 64 + N])
+                for at in range(0, G * each, each)]
+
+    def stack(B, N, K, G, accumulate):
+        size = G * (N * K + N + 128)
+
+        def run(a, v):
+            weights, biases, gradients = ([*zip(*layers(flat, N, K, G), strict=True)] for flat in (
+                a.half, a.flat, a.gradient))
+            stacked = [*zip(weights[0], biases[1], strict=True)]
+            y = linear_stack.linear_stack_forward(a.x, stacked)
+            dx = linear_stack.linear_stack_backward(a.dy, a.x, weights[0], [*zip(*gradients, strict=True)], accumulate)
+            return y, dx, a.gradient
+
+        def inputs(rng):
+            return {**halves(x=(B, K), dy=(B, G * N), half=(size,))(rng),
+                    **{name: rng.standard_normal(size).astype(np.float32) for name in ("flat", "gradient")}}
+
+        return Case("linear_stack", inputs, run, (None,), HALF_TOLERANCE,
+                    f"float16, and backward, {G} of {N}×{K}{', written' * (not accumulate)}")
+
+    yield stack(8, 128, 64, 2, False)
+    yield stack(8, 256, 128, 3, True)
+    yield stack(136, 128, 192, 2, True)
 
 
 def convolution_cases():

@@ -46,6 +46,10 @@ BATCHES
     of float16 results, with M a multiple of 128 and K of 64: the matrices of C are one tall matrix, no tile has rows of
     two of them, and only the producer must know which matrix a tile belongs to, to fetch the right rows of A and B.
     Where C is known to be symmetric, only its tiles on and below the diagonal are work (symmetric_epilogue.py).
+STACKS
+    Layers of one input whose weights lie at equal distances in memory, as those of a model's blocks do, are one product
+    with N or K as long as all together, or M of the weights' gradient (stack.py): the tensor map of the weights has the
+    distance, and a gradient's tile adds it to its place.
 EPILOGUE
     float16: alpha · accumulator + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a
     warp's words fall into 32 different banks), from which TMA stores it while the next tile is multiplied. Each
@@ -98,7 +102,7 @@ from ...device.pipeline import (
 from ...device.requires import requires
 from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_map import tensor_map
-from ...device.tma import tma_load_2d, tma_load_2d_multicast, tma_prefetch, tma_store_wait_0
+from ...device.tma import tma_load_2d, tma_load_2d_multicast, tma_load_3d, tma_prefetch, tma_store_wait_0
 from ...device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 from ...dtypes import is_half
 from ..quantise import keep_largest
@@ -166,6 +170,7 @@ EIGHT = Constant()  # … and so is what GELU, or its derivative, makes of the r
 PAIRED = Constant()  # two blocks of a cluster share their tiles of B: see PAIRS
 BATCHED = Constant()  # more than one product: see BATCHES
 SYMMETRIC = Constant()  # … of a symmetric result, of which only one half is multiplied
+STACKED = Constant()  # B, or C where A lies along m, are several matrices at equal distances: see STACKS
 GATE = Constant()  # the result is gated and added to another matrix
 GELU = Constant()  # GELU of the result as a second one
 GELU_GRADIENT = Constant()  # the result times GELU' of another matrix
@@ -212,12 +217,19 @@ class Maps(NamedTuple):
 
 class Arrays(NamedTuple):
     """c: a float32 result (or partial ones); bias (N,) float32; residual (M, N) float16, or a `Gated`, whose residual
-    has a tensor map; row_sums (M,) float32, with LAYER_SCALE the scale (N,)."""
+    has a tensor map, or a `Stack`; row_sums (M,) float32, with LAYER_SCALE the scale (N,)."""
 
     c: object
     bias: object
     residual: object
     row_sums: object
+
+
+class Stack(NamedTuple):
+    """What lies between one weight's, or gradient's, last element and the next one's first, and between biases."""
+
+    gap: int
+    bias_gap: int
 
 
 class Work(NamedTuple):
@@ -226,7 +238,7 @@ class Work(NamedTuple):
     tiles_n: of a row; of a symmetric C the tiles of one matrix, tiles_m: how many matrices; of a paired kernel tiles_m
         and units count pairs of tiles
     M: of all matrices of a batch; seam: the first column of the matrix in two parts that is the second part's, or M of
-        one matrix of a batch
+        one matrix of a batch, or the rows of one weight of a stack
     k_tiles: steps along K, slice_tiles: of one slice; alone: units with a block of their own (`schedule`)
     """
 
@@ -288,16 +300,20 @@ def load_a(address, full, m, k, maps, seam):
     if A_ALONG_M:
         for i in range(2):
             tma_load_2d(address + uint32(i * BOX_BYTES), maps.a, full, uint32(m + i * BOX), uint32(k))
-    elif not BATCHED and not B_ALONG_N and k >= seam:
+    elif not BATCHED and not STACKED and not B_ALONG_N and k >= seam:
         tma_load_2d(address, maps.second, full, uint32(k - seam), uint32(m))
     else:
         tma_load_2d(address, maps.a, full, uint32(k), uint32(m))
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_box(i, address, box_map, full, x, y):
-    """Ask for box number i of B at column x and row y; of a pair of blocks each asks for every other, for both."""
-    if PAIRED:
+def load_box(i, address, box_map, full, x, y, rows):
+    """Ask for box number i of B at column x and row y; of a pair of blocks each asks for every other, for both. rows:
+    of one matrix of a stack."""
+    if STACKED and not A_ALONG_M:
+        matrix = uint32(y) // uint32(rows)
+        tma_load_3d(address, box_map, full, uint32(x), uint32(y) - matrix * uint32(rows), matrix)
+    elif PAIRED:
         if cluster_rank() == uint32(i & 1):
             tma_load_2d_multicast(address, box_map, full, uint32(3), uint32(x), uint32(y))
     else:
@@ -310,22 +326,22 @@ def load_b(address, full, n, k, maps, seam):
     if B_ALONG_N:
         for i in range(BLOCKS):
             box, column = address + uint32(i * BOX_BYTES), int32(n + i * BOX)
-            if not BATCHED and A_ALONG_M and column >= seam:
-                load_box(i, box, maps.second, full, column - seam, k)
+            if not BATCHED and not STACKED and A_ALONG_M and column >= seam:
+                load_box(i, box, maps.second, full, column - seam, k, seam)
             else:
-                load_box(i, box, maps.b, full, column, k)
+                load_box(i, box, maps.b, full, column, k, seam)
     elif PAIRED:  # boxes of half as many rows
         for i in range(2):
-            load_box(i, address + uint32(i * BN * BK), maps.b, full, k, n + i * (BN // 2))
+            load_box(i, address + uint32(i * BN * BK), maps.b, full, k, n + i * (BN // 2), seam)
     else:
-        load_box(0, address, maps.b, full, k, n)
+        load_box(0, address, maps.b, full, k, n, seam)
 
 
 @cuda.jit(device=True, forceinline=True)
 def load_halves(address, full, n, k, maps, H):
     """`load_b` of a weight along k with 2 · H rows: those of u1's columns from n on, then those of u2's."""
     for half in range(2):
-        load_box(half, address + uint32(half * COLUMNS * BK * 2), maps.b, full, k, n + half * H)
+        load_box(half, address + uint32(half * COLUMNS * BK * 2), maps.b, full, k, n + half * H, H)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -376,25 +392,32 @@ def sum_rows(ring, tiles, unit, stride, arrays, work, summing):
     """Two warps add up 64 rows of A each, of every stage that falls to their tile."""
     box, lane = int32(cuda.threadIdx.x // WARP - 1), int32(cuda.threadIdx.x % WARP)
     zero = float32(0)
+    sharing = int32(1 if STACKED else work.tiles_n)  # tiles of a row share the steps; of a stack's the first has all
     stage, parity = consumer_start()
     while unit < work.units:
         tile = work_tile(unit, work)
         steps = int32(tile.end_k - tile.first_k)
         sums = zero, zero, zero, zero, zero, zero, zero, zero
-        step, due = int32(0), int32(tile.column)
+        step, due = int32(0), int32(steps if STACKED and tile.column > 0 else tile.column)
         while step < steps:
             consumer_wait(ring, stage, parity)
             if due == 0:
                 sums = add_rows(tiles, int32(stage * STAGE_BYTES + box * BOX_BYTES), lane, sums)
-                due = work.tiles_n
+                due = sharing
             due = int32(due - 1)
             cuda.syncwarp()
             if lane == 0:
                 consumer_release(ring, stage)
             stage, parity = advance(ring, stage, parity)
             step = int32(step + 1)
-        write_rows(arrays.row_sums, (tile.part * work.tiles_n + tile.column) * work.M, int32(tile.row * BM + box * BOX),
-                   work.M, lane, sums, summing == ADD_ROW_SUMS)
+        row = int32(tile.row * BM + box * BOX)
+        if STACKED:
+            if tile.column == 0:
+                matrix = int32(uint32(row) // uint32(work.seam))
+                write_rows(arrays.row_sums, matrix * arrays.residual.bias_gap, row, work.M, lane, sums, True)
+        else:
+            write_rows(arrays.row_sums, (tile.part * work.tiles_n + tile.column) * work.M, row, work.M, lane, sums,
+                       summing == ADD_ROW_SUMS)
         unit = int32(unit + stride)
 
 
@@ -507,10 +530,16 @@ def write_block(block, turn, amax, acc, gates, place, staging, part, maps, array
     elif SYMMETRIC:
         epilogue_symmetric(block, acc, place, staging, maps, arrays.residual, work, epilogue)
     elif HALF:
-        seam = int32(work.seam if B_ALONG_N and not A_ALONG_M and not BATCHED else work.N)
-        turn = epilogue_half(block, turn, acc, place, staging, seam, maps, arrays.residual, work, epilogue)
+        seam = int32(work.seam if B_ALONG_N and not A_ALONG_M and not BATCHED and not STACKED else work.N)
+        if STACKED:
+            turn = epilogue_half(block, turn, acc, place, staging, seam, maps, arrays.c, work, epilogue)
+        else:
+            turn = epilogue_half(block, turn, acc, place, staging, seam, maps, arrays.residual, work, epilogue)
     else:
-        epilogue_float(block, acc, place, arrays.c, part * (work.M * work.N), arrays.bias, work, epilogue)
+        start = part * (work.M * work.N)
+        if STACKED and A_ALONG_M:
+            start = int32(uint32(place.first_row) // uint32(work.seam)) * arrays.residual.gap
+        epilogue_float(block, acc, place, arrays.c, start, arrays.bias, work, epilogue)
     return turn, amax
 
 
@@ -532,7 +561,10 @@ def consume(ring, staging, unit, stride, maps, arrays, work, epilogue):
         if SWIGLU:
             b0, b1 = prefetch_biases(BN, arrays.bias, place.first_column, work.N, epilogue.has_bias)
         elif BIASED:  # it comes while the tile is multiplied
-            b0, b1 = prefetch_bias(BN, arrays.bias, place.first_column, work.N, epilogue.has_bias)
+            gap = int32(0)
+            if STACKED:
+                gap = int32(uint32(place.first_column) // uint32(work.seam)) * arrays.residual.bias_gap
+            b0, b1 = prefetch_bias(BN, arrays.bias, place.first_column + gap, work.N + gap, epilogue.has_bias)
         if GATE:
             prefetch_gates(gates, GROUPS, arrays.residual, place, work)
         steps = int32(tile.end_k - tile.first_k)
@@ -630,18 +662,19 @@ def make_staging(consumer, tiles, base, biases, loaded, ready):
 
 
 def kernel_for(BN, a_along_m, b_along_n, half, activation="", batched=False, symmetric=False, fp8=False, promoted=False,
-               eight=False, module=None, paired=False):
+               eight=False, module=None, paired=False, stacked=False):
     """The kernel for one width of tile, one case of transposes and one kind of result.
 
     activation: "", or a key of `ACTIVATIONS`: what happens in its epilogue
-    batched: for several products; symmetric: for several that are; paired: for pairs of blocks
+    batched: for several products; symmetric: for several that are; paired: for pairs of blocks; stacked: for weights at
+        equal distances
     fp8, promoted, eight, module: of hopper_fp8.py
     """
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}{'_fp8' * fp8}{'_promoted' * promoted}"
     kind = activation or ("symmetric" if symmetric else "batch" if batched else "half" if half else "float")
-    kind += "_eight" * eight + "_pair" * paired
+    kind += "_eight" * eight + "_pair" * paired + "_stack" * stacked
     return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{kind}", module=module, PAIRED=paired, BATCHED=batched,
-                      SYMMETRIC=symmetric, FP8=fp8, PROMOTED=promoted, EIGHT=eight,
+                      SYMMETRIC=symmetric, STACKED=stacked, FP8=fp8, PROMOTED=promoted, EIGHT=eight,
                       launch_bounds=(THREADS, 1),  # setmaxnreg needs both numbers
                       BN=BN, A_ALONG_M=a_along_m, B_ALONG_N=b_along_n, HALF=half,
                       **{name.upper(): activation == name for name in ACTIVATIONS})

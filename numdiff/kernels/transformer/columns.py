@@ -31,6 +31,7 @@ from ..reduce import sample_sum
 from .chunk import chunk_backward_reference
 
 BLOCK = 256  # threads
+MASK = 63  # parts of which a kernel can be told apart whether they have a gradient
 
 
 class Columns:
@@ -102,13 +103,13 @@ class ColumnSums:
 
 @cuda.jit
 def columns_backward_kernel_v1(partial, dx, blocks, N, C, used):
-    """used: bit k says that part k has a gradient."""
+    """used: bit k says that part k has a gradient; -1, that all have."""
     i = cuda.grid(1) * 4
     if i < dx.size:
         b, n = divide(i, N)
         k, _ = divide(n, C)
         s0 = s1 = s2 = s3 = float32(0)
-        if used >> k & 1:
+        if used == -1 or used >> k & 1:
             for p in range(blocks):
                 x0, x1, x2, x3 = load4(partial, (b * blocks + p) * N + n)
                 s0 += x0
@@ -140,7 +141,10 @@ def columns_backward(parts, dtype=np.float32):
         return chunk_backward_reference(parts)
     sums, C = given.sums, given.width
     B, N = sums.shape
-    used = sum(1 << k for k, part in enumerate(parts) if part is not None)
+    used = -1 if None not in parts else sum(1 << k for k, part in enumerate(parts) if part is not None)
+    if used >= 1 << MASK:
+        raise ValueError(f"of {len(parts)} parts each must be used, or those after the first {MASK} by nobody; use "
+                         "chunk")
     dx = empty((B, N), dtype, like=sums.partial)
     launch(columns_backward_kernel_v1, -(-dx.size // (4 * BLOCK)), BLOCK, sums.partial.reshape(-1), dx.reshape(-1),
            sums.blocks, N, C, used)
