@@ -31,7 +31,8 @@ ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads 
 # approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 CASES = [case for group in (*GROUPS, transformer_cases, flash_cases, sla_cases, product_cases, stack_cases,
-                               convolution_cases, fp8_cases, quantise_cases, peer_cases, tf32_cases, level_cases) for case in group()]
+                               convolution_cases, fp8_cases, quantise_cases, peer_cases, tf32_cases, level_cases)
+         for case in group()]
 CASES += bfloat16_cases(CASES)
 
 

@@ -91,7 +91,7 @@ def launch_stack(kind, width, a, b, c, sizes, rows, slices, maps, arrays, epilog
     units, target = slices * tiles_m * tiles_n, arrays.c
     if slices > 1:
         target = empty((slices * M * N,), np.float32, like=a)
-    launch(in_bfloat16(STACK_KERNELS[width, *kind], a.dtype), min(units, multiprocessors), THREADS,
+    launch(in_bfloat16(STACK_KERNELS[(width, *kind)], a.dtype), min(units, multiprocessors), THREADS,
            maps, arrays._replace(c=target),
            Work(M, N, rows, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone), epilogue,
            shared=shared_bytes(width))
