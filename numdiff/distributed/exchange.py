@@ -377,7 +377,7 @@ class PeerExchange(NoExchange):
         self.all_flags = [zeros(MAX_RANKS * STRIDE, np.int32, like)] * size
         self.add(zeros(1, np.float32, like))
         self.gather(partition and partition.bounds)
-        if overlap.BLOCKS:
+        if overlap.wanted(parameters):
             overlap.plan(like, size)
         if partition:
             self.weights, self.partials = [parameters.data] * size, [partition.partials] * size
@@ -399,7 +399,7 @@ class PeerExchange(NoExchange):
         return self.mapped[-1]
 
     def watch(self):
-        return Watch(self.overlap) if overlap.BLOCKS else super().watch()
+        return Watch(self.overlap) if overlap.wanted(self.overlap.parameters) else super().watch()
 
     def finish(self, loss):
         if self.overlap.current is not None:

@@ -49,6 +49,7 @@ class Model(Module):
     parameters: FlatParameters
     block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` recomputes
     part_kinds: typing.ClassVar[dict] = {}  # {name: classes of the modules within a block that it may recompute alone}
+    exchange_beside = False  # whether the backward pass leaves room for the sum by `peer` beside it (overlap.py)
     lends_gradients = True  # whether activations may lie where the blocks' gradients will be (loans.py)
     float8_layers: tuple = ()  # linear layers within them that `compute_in_float8` is for, by their names there
 
@@ -60,9 +61,11 @@ class Model(Module):
         self.tf32 = None
         self.backend = get_backend(device) if isinstance(device, str) else device
         self.parameters = FlatParameters(self, self.backend, None if is_planned(self.backend) else seed, fixed)
+        self.parameters.exchange_beside = self.exchange_beside
 
     def __setstate__(self, state):
         super().__setstate__(state)
+        self.parameters.exchange_beside = self.exchange_beside
         if self.parameters.half is None:  # a GPU's pickle on the CPU
             self.dtype = np.float32
 

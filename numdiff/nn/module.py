@@ -115,6 +115,8 @@ class FlatParameters:
     buffers that training changes, all of them unless some are frozen (`freeze`); multiples of 64, too.
     """
 
+    exchange_beside = False  # of the model
+
     def __init__(self, module: Module, backend: Any = None, seed: int | None = 0, fixed: int = 0):
         self.parameters = dict(module.named_parameters())
         self.index, offset = [], 0

@@ -391,7 +391,8 @@ def shares_update(setting, communicator, backend):
     if setting == "yes" and communicator.size == 1:
         raise UsageError("--shard-update yes shares the update among the ranks of mpiexec, and this process is alone: "
                          "leave it out, or start several.")
-    return communicator.size > 1 and (setting == "yes" or setting == "auto" and backend is None)
+    return communicator.size > 1 and (setting == "yes" or setting == "auto" and (
+        backend is None or communicator.hosts == 1))
 
 
 def split_batch(batch, microbatch, ranks):

@@ -16,6 +16,7 @@ import numpy as np
 from numdiff.distributed import communicator as distributed
 from numdiff.distributed import overlap
 from numdiff.errors import UsageError
+from numdiff.nn.dit import DiT
 from numdiff.training.options import resolve
 from tests.distributed.benchmark_scaling import Images, alone, compile_all, ready_trainer, sum_seconds, timed
 
@@ -65,6 +66,7 @@ def main():
     parser.add_argument("--row", type=int, default=20, help="steps timed together")
     given = parser.parse_args()
     communicator = distributed.connect("peer", "cuda")
+    DiT.exchange_beside = True  # for which it is off otherwise
     ways = [(0, 1), *((blocks, groups) for groups in given.groups for blocks in given.blocks)]
     with communicator.job():
         if communicator.size == 1:

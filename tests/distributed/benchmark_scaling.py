@@ -51,7 +51,7 @@ def timed(communicator, backend, function, row, repeats):
 
 def compile_all(communicator, options, images):
     """The kernels of these steps, in parallel, before they are launched one by one."""
-    trainer = build_trainer(options, build_model(options), images)
+    trainer = build_trainer(options, build_model(options, images.shape[-1]), images)
     if trainer.model.backend:
         compile_for(trainer.model, lambda card: plan_of(trainer, card), communicator)
     communicator.barrier()
@@ -60,7 +60,7 @@ def compile_all(communicator, options, images):
 
 def ready_trainer(options, images):
     """A trainer with a batch loaded, whose step is compiled and, on a GPU, captured."""
-    trainer = build_trainer(options, build_model(options), images)
+    trainer = build_trainer(options, build_model(options, images.shape[-1]), images)
     trainer.step_function.load(images.images)
     for _ in range(5):
         trainer.step_function.run()
@@ -110,6 +110,7 @@ def main():
     parser.add_argument("--architecture", help="of a DiT instead, on 32×32×4, as DiT-S/2")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--per-rank", type=int, default=32)
     parser.add_argument("--row", type=int, default=10, help="steps timed together")
@@ -117,8 +118,8 @@ def main():
     given = parser.parse_args()
     started = distributed.launched()
     size = started[1] if started else 1
-    options = resolve({"model": given.model, "preset": given.preset, "optimizer": "adamw", "device": given.device,
-                       "class_cond": False, "batch": given.per_rank * size, "transport": given.transport,
+    options = resolve({"model": given.model, "preset": given.preset, "optimizer": given.optimizer,
+                       "device": given.device, "class_cond": False, "batch": given.per_rank * size, "transport": given.transport,
                        "precision": given.precision,
                        **({"architecture": given.architecture, "image_size": 32, "channels": 4}
                           if given.architecture else {})})

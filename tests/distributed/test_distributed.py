@@ -23,6 +23,7 @@ from numdiff.dtypes import HALVES
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels.quantise import PARTIALS
 from numdiff.nn import Linear, UNet
+from numdiff.nn.model import Model
 from numdiff.nn.module import FlatParameters
 from numdiff.nn.partition import Partition
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
@@ -850,6 +851,8 @@ def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind,
         loss, _ = step._gradients()
         alone.append((model.parameters.grad.copy(), loss[0]))
     monkeypatch.setattr(overlap, "BLOCKS", 4)
+    monkeypatch.setattr(Model, "exchange_beside", True)
+    monkeypatch.setattr(UNet, "exchange_beside", True)
 
     def noted(function):
         def launcher(buffers, own, table, *, blocks):
