@@ -11,15 +11,15 @@ VERSIONS
     v3 unrolled: 16 bytes a load and store in float16 too (eight channels), two of them a thread, both loads before the
        stores.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     concat_forward, 32×64×64×128, 32×64×64×64, float16
-        v1      85.8 µs    1,173 GB/s   29 % of memory
-        v2      30.9 µs    3,257 GB/s   79 % of memory   2.78 × v1
-        v3*     26.8 µs    3,755 GB/s   92 % of memory   1.15 × v2
+        v1      88.5 µs    1,137 GB/s   28 % of memory
+        v2      31.7 µs    3,173 GB/s   77 % of memory   2.79 × v1
+        v3*     27.2 µs    3,702 GB/s   90 % of memory   1.17 × v2
     concat_backward, 32×64×64×192, float16
-        v1      80.5 µs    1,251 GB/s   30 % of memory
-        v2      30.1 µs    3,340 GB/s   81 % of memory   2.67 × v1
-        v3*     26.8 µs    3,757 GB/s   92 % of memory   1.12 × v2
+        v1      82.9 µs    1,214 GB/s   30 % of memory
+        v2      30.9 µs    3,262 GB/s   80 % of memory   2.69 × v1
+        v3*     27.2 µs    3,700 GB/s   90 % of memory   1.13 × v2
 LAUNCH
     one thread a number of y (v1), four (v2) or twice 16 bytes (v3), 256 a block. No shared memory.
 DETERMINISM

@@ -13,15 +13,15 @@ VERSIONS
        found and one row of partial sums a chunk is written. The same kernel, over the partial sums, is the second pass.
     v3 vectorised: as v2, every thread four columns by 16-byte loads.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     column_sum, 131072×64, float32
-        v1    13,965 µs     2.40 GB/s    0 % of memory
-        v2      23.8 µs    1,412 GB/s   34 % of memory    588 × v1
-        v3*     17.5 µs    1,918 GB/s   47 % of memory   1.36 × v2
+        v1    14,429 µs     2.33 GB/s    0 % of memory
+        v2      24.0 µs    1,401 GB/s   34 % of memory    602 × v1
+        v3*     17.0 µs    1,978 GB/s   48 % of memory   1.41 × v2
     sample_sum, 32×4096×64, float32
-        v1       452 µs     74.3 GB/s    2 % of memory
-        v2      21.6 µs    1,553 GB/s   38 % of memory   20.9 × v1
-        v3*     14.7 µs    2,277 GB/s   55 % of memory   1.47 × v2
+        v1       466 µs     72.0 GB/s    2 % of memory
+        v2      21.9 µs    1,533 GB/s   37 % of memory   21.3 × v1
+        v3*     14.4 µs    2,330 GB/s   57 % of memory   1.52 × v2
 LAUNCH
     v2, v3: grid (chunks, column tiles, B), 256 threads = rows × lanes, 1 or 4 KiB of shared memory; one pass up to 512
     rows, two beyond.

@@ -18,13 +18,15 @@ VERSIONS
        a row's loads, 16 bytes each, are all asked for before the first is used. The backward reads dy and x once: the
        sums for dweight stay in registers, too, until a block adds its warps'. C a multiple of 8, up to 1280; sm_80.
 MEASURED
-    NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     rmsnorm_forward, 16384×768, 768, float16
-        v1      71.4 µs      705 GB/s   17 % of memory
-        v2*     15.5 µs    3,262 GB/s   79 % of memory   4.62 × v1
+        v1      71.8 µs      702 GB/s   17 % of memory
+        v2      15.7 µs    3,216 GB/s   78 % of memory   4.58 × v1
+        v3*     13.6 µs    3,696 GB/s   90 % of memory   1.15 × v2
     rmsnorm_backward, 16384×768, 16384×768, float16
-        v1     3,484 µs     21.7 GB/s    1 % of memory
-        v2*     42.1 µs    1,796 GB/s   44 % of memory   82.8 × v1
+        v1     3,589 µs     21.1 GB/s    1 % of memory
+        v2      42.3 µs    1,785 GB/s   44 % of memory   84.8 × v1
+        v3*     25.1 µs    3,016 GB/s   74 % of memory   1.69 × v2
 LAUNCH
     v1 a block of 256 threads for every row, 1 KiB of shared memory; v2 256 threads for eight rows, none. v3 forward 256
     threads, four blocks a multiprocessor, fewer of long rows; backward 512, 384 or 256 threads, one block.

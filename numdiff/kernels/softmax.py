@@ -13,15 +13,15 @@ VERSIONS
        grows multiplies the sum it has by e^(old − new). The forward reads x twice instead of three times.
     v3 vectorised: as v2 with 16-byte loads and stores: a quarter of the memory instructions.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     softmax_forward, 49152×256, float32
-        v1       117 µs      860 GB/s   21 % of memory
-        v2      61.6 µs    1,634 GB/s   40 % of memory   1.90 × v1
-        v3*     32.0 µs    3,146 GB/s   77 % of memory   1.93 × v2
+        v1       118 µs      854 GB/s   21 % of memory
+        v2      62.3 µs    1,615 GB/s   39 % of memory   1.89 × v1
+        v3*     32.5 µs    3,102 GB/s   76 % of memory   1.92 × v2
     softmax_backward, 49152×256, 49152×256, float32
-        v1      79.2 µs    1,906 GB/s   46 % of memory
-        v2      46.5 µs    3,250 GB/s   79 % of memory   1.71 × v1
-        v3*     37.2 µs    4,055 GB/s   99 % of memory   1.25 × v2
+        v1      79.4 µs    1,902 GB/s   46 % of memory
+        v2      46.4 µs    3,257 GB/s   79 % of memory   1.71 × v1
+        v3*     37.1 µs    4,070 GB/s   99 % of memory   1.25 × v2
 LAUNCH
     v1 one block of 128 threads a row, 512 bytes of shared memory; v2, v3 one block of 128 threads for four rows.
 DETERMINISM

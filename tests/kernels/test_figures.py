@@ -23,42 +23,7 @@ HEAD = re.compile(r"\nMEASURED\n    (NVIDIA [\w ]+), \d{4}-\d\d-\d\d(?:, PyTorch
 LINE = re.compile(r"        (?:v\d+\*?|\*) +[\d,.]+ µs +[\d,.e-]+ (?:TFLOP/s|GB/s) +\d+ % of (?:arithmetic|memory)")
 
 # {problem: versions} that are younger than the last measurement: to be taken out with the next. 0: it has no versions
-YOUNG = "added since the files were last measured"
-NOT_YET = {
-    YOUNG: {
-        "matmul_level_forward, 8192×8192, 8192×8192, float16": {4},
-        "layernorm_backward, 32×1024×128, 32×1024×128, float16": {1, 2, 3},
-        "depthwise_layernorm_forward, 32×32×32×128, 7×7×128, float16": {1},
-        "gate_adaln_backward, 64×256×768, 64×256×768, float16 (of x)": {1, 2},
-        "weigh_forward, 32×64×64×3, 32, float32": {1, 2},
-        "avgpool_forward, 32×64×64×64, float16": {3},
-        "upsample_forward, 32×32×32×128, float16": {3},
-        **{f"rmsnorm_{way}, 16384×768, {other}, float16": {3}
-           for way, other in (("forward", "768"), ("backward", "16384×768"))},
-        **{f"adaln_{way}, 64×256×768, {other}, float16 (RMSNorm{shift})": {1, 2}
-           for way, other in (("forward", "64×768"), ("backward", "64×256×768")) for shift in ("", ", no shift")},
-        "matmul_fp8_gelu_forward, 16384×768, 3072×768, float32 (to float16)": {0},
-        "matmul_fp8_gelu_backward, 16384×768, 3072×768, float32 (to float16)": {0},
-        "matmul_fp8_gelu_forward, 16384×768, 3072×768, float32 (to E4M3)": {0},
-        "matmul_fp8_gelu_backward, 16384×768, 3072×768, float32 (to E4M3)": {0},
-        "peer_copy_pieces, 20494272, 20494272, float32 (both ranks' arrays on one card)": {0},
-        "columns_of, 16384×3072, 1, float32": {0},
-        "squares_of_pieces, 20494272, 1251×2, float32": {0},
-        "gate_adaln_forward, 64×256×768, 64×256×768, float16 (to E4M3)": {2},
-        "gate_adaln_backward, 64×256×768, 64×256×768, float16 (to E4M3)": {2},
-    },
-    "im2win came after its transform, which alone was measured": {
-        "conv2d_forward, 32×64×64×64, 64×3×3×64, float32": {7},
-        "conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float32": {7},
-        "conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float32": {7},
-    },
-    "gate_adaln was measured with LayerNorm only": {
-        f"gate_adaln_{way}, 64×256×768, {other}, float16 (RMSNorm{note})": {1, 2}
-        for way, others in (("forward", ("64×256×768", "64×768")), ("backward", ("64×256×768", "64×256×768")))
-        for other, gate in zip(others, ("", ", no gate"), strict=True)
-        for note in (gate, f", no shift{gate}")
-    },
-}
+NOT_YET = {}
 
 
 def docstring(module):

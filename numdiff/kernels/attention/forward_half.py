@@ -8,9 +8,9 @@ WHAT IS NEW, AND WHY IT PAYS
     What is left is the softmax. For each score: one multiply-add, one power of two, one addition, half a conversion;
     maxima and sums of a row go through two shuffles, for only four lanes share it.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
     flash_attention_forward, 64×256×2304, heads 12, float16
-        v3      63.3 µs    1,603 GB/s   39 % of memory   36.9 × v1    71 % of PyTorch
+        v3      63.8 µs    1,591 GB/s   39 % of memory   37.5 × v1    69 % of PyTorch
 LAUNCH
     grid (ceil(T / queries), heads, B), 4 warps for 64 or 128 queries. Dynamic shared memory, KiB: q and two stages of
     k and v; 64 queries: 25 (HS 32) or 45; 128: 30 or 54.

@@ -6,9 +6,9 @@ WHAT IS NEW, AND WHY IT PAYS
     A tile of keys is multiplied for so long that one stage of k and one of v are enough: v travels while q·kᵀ is
     computed, the next k while P·v is. So three blocks find room on a multiprocessor.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     flash_attention_forward, 8×1024×1536, heads 8, float32
-        v4*      254 µs  67.6 TFLOP/s  101 % of arithmetic   1.80 × v2   209 % of PyTorch
+        v4*      248 µs  69.2 TFLOP/s  103 % of arithmetic   1.83 × v2   210 % of PyTorch
 LAUNCH
     grid (ceil(T / 64), heads, B), 4 warps. Dynamic shared memory, KiB: q, k and v, for HS 32, 64, 72: 27, 51, 57.
 DETERMINISM

@@ -17,11 +17,11 @@ WHAT A THREAD KNOWS
     is two shifts. Numbers are fetched a step ahead, while those fetched before are multiplied, and go to the other of
     two buffers in shared memory: one barrier a step.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     conv2d_forward, 32×64×64×64, 64×3×3×64, float32
-        v3*      265 µs  36.4 TFLOP/s   54 % of arithmetic   1.46 × v2   107 % of cuDNN
+        v3*      264 µs  36.6 TFLOP/s   55 % of arithmetic   1.46 × v2   107 % of cuDNN
     conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float32
-        v3*      270 µs  35.8 TFLOP/s   54 % of arithmetic   1.42 × v2   116 % of cuDNN
+        v3*      270 µs  35.9 TFLOP/s   54 % of arithmetic   1.41 × v2   115 % of cuDNN
 LAUNCH
     one thread for 8 × 8 outputs, 256 or 128 a block, and 16.5 KiB of shared memory. Grid (row tiles, column tiles,
     parts): where the tiles are too few to fill a GPU, the inner dimension is cut into parts. At most 128 registers a

@@ -18,15 +18,15 @@ WHY IT PAYS
     memory asks for 15, tensor cores for 9 to 11, one eighth of each for columns from 56 on.
 NOT FINITE pixels spoil the eight outputs of their run and those of the run before, as in version 3.
 MEASURED
-    NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     depthwise_forward, 32×32×32×128, 7×7×128, float16
-        v4*     9.79 µs    1,717 GB/s   43 % of memory   1.73 × v3   442 % of PyTorch
+        v4*     10.1 µs    1,666 GB/s   41 % of memory   1.71 × v3   428 % of PyTorch
     depthwise_input_gradient, 32×32×32×128, 7×7×128, float16
-        v4*     9.82 µs    1,709 GB/s   42 % of memory   1.70 × v3   734 % of PyTorch
+        v4*     10.1 µs    1,661 GB/s   40 % of memory   1.69 × v3   712 % of PyTorch
     depthwise_forward, 64×56×56×96, 7×7×96, float16
-        v4*     29.0 µs    2,654 GB/s   66 % of memory   2.23 × v3   476 % of PyTorch
+        v4*     29.4 µs    2,622 GB/s   64 % of memory   2.22 × v3   466 % of PyTorch
     depthwise_input_gradient, 64×56×56×96, 7×7×96, float16
-        v4*     28.9 µs    2,665 GB/s   66 % of memory   2.23 × v3  1174 % of PyTorch
+        v4*     29.6 µs    2,603 GB/s   63 % of memory   2.20 × v3  1154 % of PyTorch
 LAUNCH
     a persistent grid, at most a block for each multiprocessor, all of whose tiles are of the same 32 channels; tiles of
     4 · 7 (4 · 8, 4 · 4) × 32 pixels, two stages of 87 (97, 56) KB. A warpgroup carries, two multiply: a warp has four

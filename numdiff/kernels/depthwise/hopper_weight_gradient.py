@@ -13,11 +13,11 @@ WHY IT PAYS
     For 64×56×56×96 on an H200 28 µs were predicted, with 3 for the sums over blocks, and 32 came, where version 3 takes
     65 and memory alone 19; shared memory asks for 14, tensor cores for 9 to 11.
 MEASURED
-    NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     depthwise_weight_gradient, 32×32×32×128, 32×32×32×128, float16
-        v4*     15.5 µs    1,083 GB/s   27 % of memory   1.21 × v3   215 % of PyTorch
+        v4*     16.0 µs    1,049 GB/s   26 % of memory   1.21 × v3   210 % of PyTorch
     depthwise_weight_gradient, 64×56×56×96, 64×56×56×96, float16
-        v4*     32.0 µs    2,413 GB/s   60 % of memory   2.03 × v3   379 % of PyTorch
+        v4*     33.3 µs    2,316 GB/s   56 % of memory   2.00 × v3   365 % of PyTorch
 LAUNCH
     as hopper.py: a persistent grid, all tiles of a block of the same 32 channels; a warpgroup that carries, two that
     multiply, a warp four channels: 112 sums and 56 words of dy in registers. Tiles of 4 · 7 (4 · 4) × 32 pixels.

@@ -9,34 +9,34 @@ VERSIONS
     v4 hopper: the same by TMA, each pixel read once for all rows of taps (hopper.py, hopper_weight_gradient.py):
        what runs on Hopper where images are wider than 16.
 MEASURED
-    NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     depthwise_forward, 32×32×32×128, 7×7×128, float16
-        v1       444 µs     37.8 GB/s    1 % of memory    10 % of PyTorch
-        v2      20.7 µs      811 GB/s   20 % of memory   21.4 × v1   209 % of PyTorch
-        v3      16.9 µs      995 GB/s   25 % of memory   1.23 × v2   256 % of PyTorch
-        v4*     9.79 µs    1,717 GB/s   43 % of memory   1.73 × v3   442 % of PyTorch
+        v1       446 µs     37.7 GB/s    1 % of memory    10 % of PyTorch
+        v2      21.1 µs      796 GB/s   19 % of memory   21.1 × v1   205 % of PyTorch
+        v3      17.3 µs      973 GB/s   24 % of memory   1.22 × v2   250 % of PyTorch
+        v4*     10.1 µs    1,666 GB/s   41 % of memory   1.71 × v3   428 % of PyTorch
     depthwise_input_gradient, 32×32×32×128, 7×7×128, float16
-        v1       469 µs     35.8 GB/s    1 % of memory    15 % of PyTorch
-        v2      22.0 µs      763 GB/s   19 % of memory   21.3 × v1   327 % of PyTorch
-        v3      16.7 µs    1,003 GB/s   25 % of memory   1.31 × v2   430 % of PyTorch
-        v4*     9.82 µs    1,709 GB/s   42 % of memory   1.70 × v3   734 % of PyTorch
+        v1       471 µs     35.6 GB/s    1 % of memory    15 % of PyTorch
+        v2      22.4 µs      749 GB/s   18 % of memory   21.0 × v1   321 % of PyTorch
+        v3      17.0 µs      985 GB/s   24 % of memory   1.32 × v2   422 % of PyTorch
+        v4*     10.1 µs    1,661 GB/s   40 % of memory   1.69 × v3   712 % of PyTorch
     depthwise_weight_gradient, 32×32×32×128, 32×32×32×128, float16
-        v1    10,939 µs     1.54 GB/s    0 % of memory     0 % of PyTorch
-        v2      37.0 µs      454 GB/s   11 % of memory    295 × v1    90 % of PyTorch
-        v3      18.9 µs      893 GB/s   22 % of memory   1.96 × v2   178 % of PyTorch
-        v4*     15.5 µs    1,083 GB/s   27 % of memory   1.21 × v3   215 % of PyTorch
+        v1    10,885 µs     1.55 GB/s    0 % of memory     0 % of PyTorch
+        v2      37.9 µs      444 GB/s   11 % of memory    287 × v1    89 % of PyTorch
+        v3      19.4 µs      867 GB/s   21 % of memory   1.95 × v2   173 % of PyTorch
+        v4*     16.0 µs    1,049 GB/s   26 % of memory   1.21 × v3   210 % of PyTorch
     depthwise_forward, 64×56×56×96, 7×7×96, float16
-        v2       101 µs      763 GB/s   19 % of memory   137 % of PyTorch
-        v3      64.9 µs    1,188 GB/s   30 % of memory   1.56 × v2   213 % of PyTorch
-        v4*     29.0 µs    2,654 GB/s   66 % of memory   2.23 × v3   476 % of PyTorch
+        v2       101 µs      761 GB/s   19 % of memory   135 % of PyTorch
+        v3      65.3 µs    1,181 GB/s   29 % of memory   1.55 × v2   210 % of PyTorch
+        v4*     29.4 µs    2,622 GB/s   64 % of memory   2.22 × v3   466 % of PyTorch
     depthwise_input_gradient, 64×56×56×96, 7×7×96, float16
-        v2       103 µs      746 GB/s   19 % of memory   328 % of PyTorch
-        v3      64.5 µs    1,195 GB/s   30 % of memory   1.60 × v2   526 % of PyTorch
-        v4*     28.9 µs    2,665 GB/s   66 % of memory   2.23 × v3  1174 % of PyTorch
+        v2       104 µs      738 GB/s   18 % of memory   327 % of PyTorch
+        v3      65.2 µs    1,181 GB/s   29 % of memory   1.60 × v2   524 % of PyTorch
+        v4*     29.6 µs    2,603 GB/s   63 % of memory   2.20 × v3  1154 % of PyTorch
     depthwise_weight_gradient, 64×56×56×96, 64×56×56×96, float16
-        v2       145 µs      534 GB/s   13 % of memory    84 % of PyTorch
-        v3      64.8 µs    1,190 GB/s   30 % of memory   2.23 × v2   187 % of PyTorch
-        v4*     32.0 µs    2,413 GB/s   60 % of memory   2.03 × v3   379 % of PyTorch
+        v2       147 µs      526 GB/s   13 % of memory    83 % of PyTorch
+        v3      66.6 µs    1,158 GB/s   28 % of memory   2.20 × v2   183 % of PyTorch
+        v4*     33.3 µs    2,316 GB/s   56 % of memory   2.00 × v3   365 % of PyTorch
 READ NEXT
     layernorm.py
 """

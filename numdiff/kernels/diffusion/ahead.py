@@ -17,13 +17,13 @@ SHAPES
 VERSIONS
     place, take: v1 naive: one thread an element; v2 vectorised: one thread 16 bytes.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     place, 50×442368, 50×36864, float16
-        v1      9.96 µs      740 GB/s   18 % of memory
-        v2*     2.58 µs    2,859 GB/s   69 % of memory   3.86 × v1
+        v1      10.1 µs      727 GB/s   18 % of memory
+        v2*     2.21 µs    3,334 GB/s   81 % of memory   4.58 × v1
     take, 50×442368, 1, float16
-        v1      2.34 µs      756 GB/s   18 % of memory
-        v2*     1.74 µs    1,020 GB/s   25 % of memory   1.35 × v1
+        v1      2.29 µs      771 GB/s   19 % of memory
+        v2*     1.46 µs    1,213 GB/s   30 % of memory   1.57 × v1
 LAUNCH
     ceil(n / 256) blocks of 256 threads; v2 of as many vectors.
 DETERMINISM

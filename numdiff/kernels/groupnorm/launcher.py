@@ -14,17 +14,17 @@ VERSIONS
        in turn (normalise.py).
     Arrays of the host: cpu.py.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     groupnorm_forward, 32×64×64×64, 64, silu, float16
-        v1       150 µs      224 GB/s    5 % of memory    73 % of PyTorch
-        v2      33.2 µs    1,012 GB/s   24 % of memory   4.52 × v1   330 % of PyTorch
-        v3*     17.4 µs    1,930 GB/s   47 % of memory   1.91 × v2   629 % of PyTorch
+        v1       149 µs      225 GB/s    5 % of memory    72 % of PyTorch
+        v2      31.8 µs    1,055 GB/s   26 % of memory   4.70 × v1   337 % of PyTorch
+        v3*     16.8 µs    1,996 GB/s   49 % of memory   1.89 × v2   638 % of PyTorch
     groupnorm_forward, 32×64×64×64, 64, silu, float16 (statistics known)
-        v4*     13.8 µs    2,473 GB/s   60 % of memory   793 % of PyTorch
+        v4*     13.9 µs    2,453 GB/s   60 % of memory   798 % of PyTorch
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v1       217 µs      232 GB/s    6 % of memory
-        v2      60.2 µs      837 GB/s   20 % of memory   3.61 × v1
-        v3*     28.9 µs    1,743 GB/s   42 % of memory   2.08 × v2
+        v1       220 µs      228 GB/s    6 % of memory
+        v2      60.6 µs      831 GB/s   20 % of memory   3.64 × v1
+        v3*     29.4 µs    1,714 GB/s   42 % of memory   2.06 × v2
 DETERMINISM
     no atomics on numbers: sums of threads, chunks, groups and samples are added in an order that the shape and the
     size of the device decide.

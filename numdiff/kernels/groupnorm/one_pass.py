@@ -18,9 +18,9 @@ TWO ARRAYS AS ONE
     once, at the start; a group may have channels of both. A single array is passed as the Pair of itself and itself,
     with the seam at C.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     groupnorm_forward, 32×64×64×64, 64, silu, float16
-        v3*     17.4 µs    1,930 GB/s   47 % of memory   1.91 × v2   629 % of PyTorch
+        v3*     16.8 µs    1,996 GB/s   49 % of memory   1.89 × v2   638 % of PyTorch
 LAUNCH
     grid (C / tile, B), block (tile / 8, rows): whole warps, up to 512 threads. Dynamic shared memory: the sums of all
     threads (32 bytes each, backward 64), then pixels. `choose_plan` forecasts the time of every tile and takes the

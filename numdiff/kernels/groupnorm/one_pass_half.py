@@ -20,9 +20,9 @@ WHAT IS NEW, AND WHY IT PAYS
     From sm_90 on, up to eight blocks (a cluster) share a tile's pixels where one block has no room for them: after the
     barrier each leaves its sums where the others read them (clusters.py).
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v3*     28.9 µs    1,743 GB/s   42 % of memory   2.08 × v2
+        v3*     29.4 µs    1,714 GB/s   42 % of memory   2.06 × v2
 LAUNCH
     grid (C / tile, B, blocks of a cluster); block parts · (team + 1) warps, those with pixels first, of each turn's 16
     pixels one after the other for all parts. Dynamic shared memory: 128 bytes for each warp with pixels, 128 more for

@@ -21,17 +21,17 @@
     launcher.py             which of them runs
 
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     matmul_forward, 2048×2048, 2048×2048, float32
-        v1    11,886 µs  1.45 TFLOP/s    2 % of arithmetic     3 % of cuBLAS
-        v2     2,837 µs  6.06 TFLOP/s    9 % of arithmetic   4.19 × v1    12 % of cuBLAS
-        v3     1,777 µs  9.67 TFLOP/s   14 % of arithmetic   1.60 × v2    19 % of cuBLAS
-        v4*      413 µs  41.6 TFLOP/s   62 % of arithmetic   4.31 × v3    84 % of cuBLAS
+        v1    11,869 µs  1.45 TFLOP/s    2 % of arithmetic     3 % of cuBLAS
+        v2     2,816 µs  6.10 TFLOP/s    9 % of arithmetic   4.21 × v1    12 % of cuBLAS
+        v3     1,762 µs  9.75 TFLOP/s   15 % of arithmetic   1.60 × v2    19 % of cuBLAS
+        v4*      391 µs  44.0 TFLOP/s   66 % of arithmetic   4.51 × v3    88 % of cuBLAS
     matmul_forward, 8192×8192, 8192×8192, tf32
-        v5     7,407 µs   148 TFLOP/s   30 % of arithmetic    39 % of cuBLAS
+        v5     7,354 µs   150 TFLOP/s   30 % of arithmetic    39 % of cuBLAS
     matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
-        v5     3,811 µs   289 TFLOP/s   29 % of arithmetic    44 % of cuBLAS
-        v6*    1,643 µs   669 TFLOP/s   68 % of arithmetic   2.32 × v5   101 % of cuBLAS
+        v5     3,859 µs   285 TFLOP/s   29 % of arithmetic    43 % of cuBLAS
+        v6*    1,651 µs   666 TFLOP/s   67 % of arithmetic   2.34 × v5   100 % of cuBLAS
 SOURCE
     the tiling by levels of memory: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS
     34 (2008), section 4; on GPUs: Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008.

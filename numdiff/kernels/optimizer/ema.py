@@ -10,10 +10,10 @@ SHAPES
 VERSIONS
     v1 naive: one thread an element; v2 vectorised: one thread four, by 16-byte loads and stores.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     ema_update, 20494272, 20494272, float32
-        v1      79.4 µs    3,098 GB/s   76 % of memory
-        v2*     59.2 µs    4,151 GB/s  101 % of memory   1.34 × v1
+        v1      80.9 µs    3,041 GB/s   74 % of memory
+        v2*     59.9 µs    4,104 GB/s  100 % of memory   1.35 × v1
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
 DETERMINISM

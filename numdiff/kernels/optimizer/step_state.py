@@ -21,9 +21,9 @@ SHAPES
 VERSIONS
     v1.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     learning_rate_forward, 1, 1, float32
-        *       1.18 µs    0.007 GB/s    0 % of memory
+        *       1.05 µs    0.008 GB/s    0 % of memory
 LAUNCH
     one block of one thread; next row: of a warp.
 DETERMINISM

@@ -9,9 +9,9 @@ SHAPES
 VERSIONS
     v1 one thread four columns.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     columns_backward, 64×4×4608, float32
-        *       2.58 µs    2,286 GB/s   56 % of memory
+        *       2.31 µs    2,557 GB/s   62 % of memory
 LAUNCH
     forward: none. Backward: ceil(B · n · C / 1024) blocks of 256 threads. No shared memory.
 DETERMINISM

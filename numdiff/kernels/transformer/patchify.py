@@ -12,13 +12,13 @@ VERSIONS
     v2 vectorised: one thread four elements: a patch's row, p·C elements, lies together in both arrays, so where p·C is
        a multiple of 4 sixteen bytes move at a time and the divisions are shared.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     patchify_forward, 64×32×32×4, float16
-        v1      3.01 µs      349 GB/s    8 % of memory
-        v2*     1.99 µs      526 GB/s   13 % of memory   1.51 × v1
+        v1      2.78 µs      377 GB/s    9 % of memory
+        v2*     1.68 µs      623 GB/s   15 % of memory   1.65 × v1
     unpatchify_forward, 64×256×32, float32
-        v1      4.76 µs      881 GB/s   21 % of memory
-        v2*     2.59 µs    1,621 GB/s   40 % of memory   1.84 × v1
+        v1      4.51 µs      931 GB/s   23 % of memory
+        v2*     2.34 µs    1,790 GB/s   44 % of memory   1.92 × v1
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them. No shared memory.
 DETERMINISM

@@ -15,14 +15,15 @@ The models run ../hopper.py, which handles every shape and layout; here its idea
 VERSIONS
     v1 one-tile, v2 double-buffered, v3 warp-specialised, v4 persistent, v5 tma-store: the levels.
 MEASURED
-    NVIDIA H200, 2026-11-22, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     matmul_level_forward, 8192×8192, 8192×8192, float16
-        v1     8,784 µs   125 TFLOP/s   13 % of arithmetic    17 % of cuBLAS
-        v2     3,043 µs   361 TFLOP/s   37 % of arithmetic   2.89 × v1    50 % of cuBLAS
-        v3     1,725 µs   638 TFLOP/s   64 % of arithmetic   1.76 × v2    88 % of cuBLAS
-        v5*    1,501 µs   733 TFLOP/s   74 % of arithmetic   1.15 × v3   101 % of cuBLAS
+        v1     9,266 µs   119 TFLOP/s   12 % of arithmetic    16 % of cuBLAS
+        v2     3,016 µs   365 TFLOP/s   37 % of arithmetic   3.07 × v1    50 % of cuBLAS
+        v3     1,704 µs   645 TFLOP/s   65 % of arithmetic   1.77 × v2    89 % of cuBLAS
+        v4     1,593 µs   690 TFLOP/s   70 % of arithmetic   1.07 × v3    95 % of cuBLAS
+        v5*    1,572 µs   699 TFLOP/s   71 % of arithmetic   1.01 × v4    97 % of cuBLAS
     matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
-        v6*    1,643 µs   669 TFLOP/s   68 % of arithmetic   2.32 × v5   101 % of cuBLAS
+        v6*    1,651 µs   666 TFLOP/s   67 % of arithmetic   2.34 × v5   100 % of cuBLAS
 COST
     A and B read once and C written once, 2 · M · N · K FLOPs: arithmetic is the roof.
 SOURCE

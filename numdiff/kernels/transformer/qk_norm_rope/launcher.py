@@ -5,16 +5,16 @@ VERSIONS
     v2 fused: HS / 8 lanes of a warp a head, the next of it on its way; one kernel each way (fused.py). HS a multiple of
        8, at most 128; sm_80.
 MEASURED
-    NVIDIA H200, 2026-11-23, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     qk_norm_rope_forward, 64×256×2304, 64, heads 12, float16 (training)
-        v1       990 µs      153 GB/s    4 % of memory
-        v2*     44.3 µs    3,408 GB/s   83 % of memory   22.3 × v1
+        v1     1,003 µs      151 GB/s    4 % of memory
+        v2*     44.9 µs    3,366 GB/s   82 % of memory   22.3 × v1
     qk_norm_rope_forward, 64×256×2304, 64, heads 12, float16
-        v1       457 µs      221 GB/s    5 % of memory
-        v2*     30.3 µs    3,324 GB/s   81 % of memory   15.1 × v1
+        v1       457 µs      220 GB/s    5 % of memory
+        v2*     30.9 µs    3,262 GB/s   80 % of memory   14.8 × v1
     qk_norm_rope_backward, 64×256×2304, 64×256×1536, heads 12, float16
-        v1    15,997 µs     9.45 GB/s    0 % of memory
-        v2*     47.7 µs    3,168 GB/s   77 % of memory    335 × v1
+        v1    15,982 µs     9.46 GB/s    0 % of memory
+        v2*     48.5 µs    3,114 GB/s   76 % of memory    329 × v1
 LAUNCH
     `choose_chunk` cuts the images so that all blocks run at once.
 DETERMINISM
