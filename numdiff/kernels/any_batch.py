@@ -13,6 +13,7 @@ import contextlib
 import functools
 import threading
 import time
+import weakref
 
 import numpy as np
 
@@ -27,9 +28,9 @@ SLOW = 0.05  # seconds of one evaluation from which processes, which take as lon
 
 class _Known(threading.local):
     """rows: of the batch that this thread computes; None: launchers choose for the actual extents. forks: {function:
-    its `Forks`} within `many_evaluations`."""
+    its `Forks`} within `many_evaluations`; made: {(function, id of an array): (a reference to it, result)}."""
 
-    rows = forks = None
+    rows = forks = made = None
 
 
 _known = _Known()
@@ -48,14 +49,26 @@ def any_batch(rows):
 @contextlib.contextmanager
 def many_evaluations():
     """Within the context, in which no weight may change, what `evaluated` calls gets processes where one evaluation
-    takes long: on the CPU engine."""
-    outer, _known.forks = _known.forks, {}
+    takes long, and each keeps what it has made of the weights (`kept`): on the CPU engine."""
+    outer, _known.forks, _known.made = (_known.forks, _known.made), {}, {}
     try:
         yield
     finally:
         for forks in _known.forks.values():
             forks.close()
-        _known.forks = outer
+        _known.made.clear()
+        _known.forks, _known.made = outer
+
+
+def kept(function, weight):
+    """function(weight), which within `many_evaluations` is called once for as long as this array is there."""
+    made = _known.made
+    if made is None:
+        return function(weight)
+    key = function, id(weight)
+    if key not in made:
+        made[key] = weakref.ref(weight, lambda _: made.pop(key)), function(weight)
+    return made[key][1]
 
 
 def evaluated(function, x, *others, whole=False):
@@ -85,6 +98,10 @@ def evaluated(function, x, *others, whole=False):
             pays = len(parts) > 1 and time.perf_counter() - begun > SLOW and can_fork()
             _known.forks[function] = Forks(of_rows, len(parts) - 1 if pays else 0)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def is_any_batch():
+    return _known.rows is not None
 
 
 def blocks(rows, least):

@@ -71,6 +71,25 @@ def test_processes_give_the_bits_of_threads(rng, monkeypatch):
     np.testing.assert_array_equal(sums[:, :-1], x[0] + x[1])
 
 
+def test_what_is_made_of_a_weight_is_kept_within_many_evaluations():
+    weight, calls = np.ones(3, np.float32), []
+
+    def double(array):
+        calls.append(array)
+        return 2 * array
+
+    for _ in range(2):
+        A.kept(double, weight)
+    with A.many_evaluations():
+        assert A.kept(double, weight) is A.kept(double, weight) is not A.kept(np.copy, weight)
+        assert len(calls) == 3
+        for k in range(3):  # arrays that are gone, maybe at one address
+            np.testing.assert_array_equal(A.kept(np.negative, np.full(3, k)), [-k] * 3)
+    weight *= 2
+    with A.many_evaluations():
+        np.testing.assert_array_equal(A.kept(double, weight), 4)
+
+
 class Noting(PtxDevice):
     """Notes what is launched: kernels, and bytes of shared memory."""
 
