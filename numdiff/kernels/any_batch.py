@@ -18,7 +18,7 @@ import weakref
 import numpy as np
 
 from ..device import is_device, over_batch
-from ..device.cpu import shares
+from ..device.cpu import shares, workers
 from ..device.forks import Forks, can_fork
 
 ASSUMED = 32
@@ -76,7 +76,7 @@ def evaluated(function, x, *others, whole=False):
 
     x, others: arrays with a row for each sample, or None. On the CPU engine each core takes some of the samples through
     the whole function: a model has hundreds of operations, and cores that shared each of them would wait for each other
-    hundreds of times. Within `many_evaluations` they are processes, once it is seen that this pays.
+    hundreds of times. Within `many_evaluations` they are processes, where a first sample alone shows that this pays.
     whole: call the function once, from this thread
     """
     def of_rows(*given):
@@ -88,15 +88,20 @@ def evaluated(function, x, *others, whole=False):
 
     if whole or is_device(x):
         return of_rows(x, *others)
-    forks = _known.forks.get(function) if _known.forks else None
-    if forks:
-        parts = forks.results([rows(share) for share in shares(len(x), min(len(forks) + 1, len(x)))])
-    else:
+    parts, known = [], _known.forks
+    if known is not None and function not in known and len(x) > 1:
         begun = time.perf_counter()
-        parts = over_batch(lambda share: of_rows(*rows(share)), len(x), WHOLE_MODEL)
-        if _known.forks is not None and function not in _known.forks:
-            pays = len(parts) > 1 and time.perf_counter() - begun > SLOW and can_fork()
-            _known.forks[function] = Forks(of_rows, len(parts) - 1 if pays else 0)
+        parts = [of_rows(*rows(slice(0, 1)))]  # tells how long the others take
+        seconds = time.perf_counter() - begun
+        x, *others = rows(slice(1, None))
+        count = min(workers(), len(x))
+        pays = count > 1 and seconds * len(x) > count * SLOW and can_fork()
+        known[function] = Forks(of_rows, count - 1 if pays else 0)
+    if known and known.get(function):
+        forks = known[function]
+        parts += forks.results([rows(share) for share in shares(len(x), min(len(forks) + 1, len(x)))])
+    else:
+        parts += over_batch(lambda share: of_rows(*rows(share)), len(x), WHOLE_MODEL)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
