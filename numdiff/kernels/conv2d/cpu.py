@@ -5,7 +5,7 @@ MATHEMATICS
     numbers, and the runs of image row h serve the windows of `kernel` output rows. We copy those runs once, image rows
     outermost. Then tap row r of all windows is a plain slice, a matrix that BLAS reads in place: three products of
     width 3·C instead of one of width 9·C, and a third of im2col's copying.
-    Convolutions that winograd.py supports go there, within `any_batch` to winograd_rows.py.
+    Convolutions that winograd.py supports go there, or to winograd_rows.py.
 SHAPES
     as in direct.py, of any float; what has 16 bits is computed in float32 and rounded once
 DETERMINISM
@@ -18,7 +18,7 @@ import numpy as np
 
 from ...device import over_batch
 from ...dtypes import is_half
-from ..any_batch import blocks, filled, is_any_batch
+from ..any_batch import blocks, filled, is_any_batch, rows_are_alike
 from ..reduce import column_sum
 from .im2col import output_size
 from .winograd import winograd_forward, winograd_supports, winograd_weight_gradient
@@ -52,7 +52,7 @@ def conv2d_forward_cpu(x, weight, bias=None, stride=1, channel=None, residual=No
                                         residual)
         return wide.astype(x.dtype)
     if winograd_supports(x, weight, stride):
-        forward = winograd_rows_forward if is_any_batch() else winograd_forward
+        forward = winograd_rows_forward if is_any_batch() and not rows_are_alike() else winograd_forward
         return forward(x, weight, bias, channel, residual)
     n, kernel, _, c = weight.shape
     b, ho, wo = len(x), output_size(x.shape[1], stride), output_size(x.shape[2], stride)

@@ -17,7 +17,8 @@ SHAPES
     A tile becomes one row in each of 16 matrices: 16 × tiles × C numbers, four times the image. So they are made and
     used slice by slice (a few images, one image, or some rows of one), small enough to stay in a core's cache.
 DETERMINISM
-    the cores share the images, and their parts of a weight gradient are added in order.
+    the size of a slice depends on the image's alone, so within `any_batch` an image has the same bits in any batch,
+    where `rows_are_alike`; elsewhere winograd_rows.py has that.
 COST
     16/36 of the multiply-adds, and about ten additions for each number of x and of y. On a core of an AMD EPYC (Zen 4),
     where three products of tap rows (cpu.py) take the time in brackets: 24 images of 32 × 32, 32 to 32 channels, 5.4 ms
@@ -32,14 +33,14 @@ READ NEXT
 import numpy as np
 
 from ...device import over_batch
-from ..any_batch import assumed
+from ..any_batch import assumed, is_any_batch, kept
 
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
 G_ROWS_AND_COLUMNS = np.kron(G, G)  # (16, 9): takes the nine taps to the sixteen factors
 MIN_CHANNELS = 16  # on each side: below, the additions cost more than the products they save
 MIN_PIXELS = 1024  # of the batch: below, the weight's transformation costs more
 ROWS = 128  # tiles of a product, if IMAGES images or fewer have that many
-IMAGES = 4  # of a slice, at most
+IMAGES = 4  # of a slice, at most: a batch is cut into slices, and the last is computed as if it were full
 MAX_ROWS = 256  # tiles of a product: larger images are cut
 
 
@@ -111,8 +112,14 @@ def four_of_two(y, out):
 
 
 def images_of_a_slice(tiles):
-    """How many images of `tiles` tiles a product has."""
+    """How many images of `tiles` tiles a product has: with `any_batch` its rows must be a multiple of 16."""
     return max(16 // tiles, min(IMAGES, ROWS // tiles)) if ROWS % tiles == 0 else 1
+
+
+def factors_of(weight):
+    """G·g·Gᵀ of a weight (N, 3, 3, C), as (16, C, N)."""
+    n, _, _, c = weight.shape
+    return (G_ROWS_AND_COLUMNS @ weight.transpose(1, 2, 3, 0).reshape(9, -1)).reshape(16, c, n)
 
 
 def winograd_forward(x, weight, bias=None, channel=None, residual=None):
@@ -120,15 +127,16 @@ def winograd_forward(x, weight, bias=None, channel=None, residual=None):
     b, h, w, _ = x.shape
     n = weight.shape[0]
     y = np.empty((b, h, w, n), x.dtype)
-    factors = (G_ROWS_AND_COLUMNS @ weight.transpose(1, 2, 3, 0).reshape(9, -1)).reshape(16, -1, n)
+    factors = kept(factors_of, weight)
     height, width = (h + 1) // 2, (w + 1) // 2
-    size = images_of_a_slice(height * width)
+    fixed, size = is_any_batch(), images_of_a_slice(height * width)
 
     def convolve(share):
-        images = min(size, share.stop - share.start)
+        images = size if fixed else min(size, share.stop - share.start)
+        first, last = (size * share.start, min(size * share.stop, b)) if fixed else (share.start, share.stop)
         tiles = Tiles(x, images)
-        for k in range(share.start, share.stop, images):
-            part = slice(k, min(k + images, share.stop))
+        for k in range(first, last, images):
+            part = slice(k, min(k + images, last))
             count = part.stop - k
             tiles.load(part)
             for rows in tiles.parts():
@@ -146,7 +154,7 @@ def winograd_forward(x, weight, bias=None, channel=None, residual=None):
             if residual is not None:  # here, while the part is still in the core's cache
                 y[part] += residual[part]
 
-    over_batch(convolve, b, 3 * y.size)
+    over_batch(convolve, -(-b // size) if fixed else b, 3 * y.size)
     return y
 
 

@@ -1,4 +1,4 @@
-"""Winograd's convolution for rows alone, image by image: what the CPU engine samples with.
+"""Winograd's convolution for rows alone, image by image: for sampling where BLAS gives equal rows no equal bits.
 
 MATHEMATICS
     As in winograd.py, two rows of outputs take four products instead of six,
@@ -11,8 +11,9 @@ DETERMINISM
     an image's products have extents of its own, and do not depend on its batch. The bits differ from winograd.py's.
 COST
     24/36 of the multiply-adds, in products that are nearer to what a core can do, and half of winograd.py's additions.
-    12 images on a core of an AMD EPYC (Zen 3), in brackets winograd.py image by image: 32 × 32, 32 to 32 channels,
-    4.0 ms (5.5); 16 × 16, 64 to 64: 2.8 ms (3.6); 8 × 8, 128 to 128: 3.1 ms (4.2).
+    12 images on a core of an AMD EPYC (Zen 3), in brackets winograd.py with one image at a time, both with the weight's
+    factors at hand: 32 × 32, 32 to 32 channels, 3.2 ms (3.8); 16 × 16, 64 to 64: 2.5 ms (2.8); 8 × 8, 128 to 128:
+    2.5 ms (2.8). With four images at a time winograd.py is the faster one for small images.
     The error against float64 is that of the plain sum.
 SOURCE
     winograd.py's.

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels.any_batch import any_batch, evaluated
-from numdiff.kernels.conv2d import conv2d_backward_reference, conv2d_forward_reference, winograd_rows
+from numdiff.kernels.conv2d import conv2d_backward_reference, conv2d_forward_reference, cpu, winograd_rows
 from numdiff.kernels.conv2d.cpu import conv2d_backward_cpu, conv2d_forward_cpu
 from numdiff.kernels.conv2d.winograd import winograd_forward, winograd_supports, winograd_weight_gradient
 from numdiff.kernels.conv2d.winograd_rows import winograd_rows_forward
@@ -31,7 +31,10 @@ def test_winograd_forward(forward, name, monkeypatch):
     wide = operands(*SHAPES[name], np.float64)
     for addends in ({}, {"bias": bias}, {"bias": bias, "channel": channel, "residual": residual}):
         given = {k: v.astype(np.float64) for k, v in addends.items()}
-        close(forward(x, weight, **addends), conv2d_forward_reference(*wide[:2], **given))
+        wanted = conv2d_forward_reference(*wide[:2], **given)
+        close(forward(x, weight, **addends), wanted)
+        with any_batch(len(x)):
+            close(forward(x, weight, **addends), wanted)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -67,6 +70,15 @@ def test_an_image_in_any_batch_by_winograd(name):
     np.testing.assert_array_equal(answer(slice(4, 11)), whole[4:])
     shares = evaluated(lambda x, *addends: conv2d_forward_cpu(x, weight, bias, 1, *addends), x, channel, residual)
     np.testing.assert_array_equal(shares, whole)
+
+
+@pytest.mark.parametrize("alike, several", [(True, winograd_forward), (False, winograd_rows_forward)])
+def test_which_winograd_gives_equal_bits(monkeypatch, alike, several):
+    x, weight, *_ = operands(4, 16, 16, 16, 16)
+    monkeypatch.setattr(cpu, "rows_are_alike", lambda: alike)
+    np.testing.assert_array_equal(conv2d_forward_cpu(x, weight), winograd_forward(x, weight))
+    with any_batch(4):
+        np.testing.assert_array_equal(conv2d_forward_cpu(x, weight), several(x, weight))
 
 
 def test_what_winograd_is_for():
