@@ -5,6 +5,7 @@ machine can cost a hundred times the product itself. So numdiff gives BLAS one t
 worker takes some of the samples through a whole operation, its arrays staying in the cache of its own core.
 """
 import collections
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -61,6 +62,17 @@ def over_batch(function, count, elements):
     if parts < 2 or elements < WORTH_SHARING or threading.current_thread().name.startswith(WORKER):
         return [function(slice(0, count))]  # a worker that waited for the others would wait for itself
     return list(_pool().map(function, shares(count, parts)))
+
+
+@contextlib.contextmanager
+def as_worker():
+    """Within the context this thread shares nothing further, as one of `over_batch`: its work is a share already."""
+    thread = threading.current_thread()
+    name, thread.name = thread.name, WORKER
+    try:
+        yield
+    finally:
+        thread.name = name
 
 
 def shares(count, parts):

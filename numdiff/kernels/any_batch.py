@@ -13,11 +13,12 @@ import contextlib
 import functools
 import threading
 import time
+import weakref
 
 import numpy as np
 
 from ..device import is_device, over_batch
-from ..device.cpu import shares
+from ..device.cpu import shares, workers
 from ..device.forks import Forks, can_fork
 
 ASSUMED = 32
@@ -27,9 +28,9 @@ SLOW = 0.05  # seconds of one evaluation from which processes, which take as lon
 
 class _Known(threading.local):
     """rows: of the batch that this thread computes; None: launchers choose for the actual extents. forks: {function:
-    its `Forks`} within `many_evaluations`."""
+    its `Forks`} within `many_evaluations`; made: {(function, id of an array): (a reference to it, result)}."""
 
-    rows = forks = None
+    rows = forks = made = None
 
 
 _known = _Known()
@@ -48,14 +49,26 @@ def any_batch(rows):
 @contextlib.contextmanager
 def many_evaluations():
     """Within the context, in which no weight may change, what `evaluated` calls gets processes where one evaluation
-    takes long: on the CPU engine."""
-    outer, _known.forks = _known.forks, {}
+    takes long, and each keeps what it has made of the weights (`kept`): on the CPU engine."""
+    outer, _known.forks, _known.made = (_known.forks, _known.made), {}, {}
     try:
         yield
     finally:
         for forks in _known.forks.values():
             forks.close()
-        _known.forks = outer
+        _known.made.clear()
+        _known.forks, _known.made = outer
+
+
+def kept(function, weight):
+    """function(weight), which within `many_evaluations` is called once for as long as this array is there."""
+    made = _known.made
+    if made is None:
+        return function(weight)
+    key = function, id(weight)
+    if key not in made:
+        made[key] = weakref.ref(weight, lambda _: made.pop(key)), function(weight)
+    return made[key][1]
 
 
 def evaluated(function, x, *others, whole=False):
@@ -63,7 +76,7 @@ def evaluated(function, x, *others, whole=False):
 
     x, others: arrays with a row for each sample, or None. On the CPU engine each core takes some of the samples through
     the whole function: a model has hundreds of operations, and cores that shared each of them would wait for each other
-    hundreds of times. Within `many_evaluations` they are processes, once it is seen that this pays.
+    hundreds of times. Within `many_evaluations` they are processes, where a first sample alone shows that this pays.
     whole: call the function once, from this thread
     """
     def of_rows(*given):
@@ -75,16 +88,25 @@ def evaluated(function, x, *others, whole=False):
 
     if whole or is_device(x):
         return of_rows(x, *others)
-    forks = _known.forks.get(function) if _known.forks else None
-    if forks:
-        parts = forks.results([rows(share) for share in shares(len(x), min(len(forks) + 1, len(x)))])
-    else:
+    parts, known = [], _known.forks
+    if known is not None and function not in known and len(x) > 1:
         begun = time.perf_counter()
-        parts = over_batch(lambda share: of_rows(*rows(share)), len(x), WHOLE_MODEL)
-        if _known.forks is not None and function not in _known.forks:
-            pays = len(parts) > 1 and time.perf_counter() - begun > SLOW and can_fork()
-            _known.forks[function] = Forks(of_rows, len(parts) - 1 if pays else 0)
+        parts = [of_rows(*rows(slice(0, 1)))]  # tells how long the others take
+        seconds = time.perf_counter() - begun
+        x, *others = rows(slice(1, None))
+        count = min(workers(), len(x))
+        pays = count > 1 and seconds * len(x) > count * SLOW and can_fork()
+        known[function] = Forks(of_rows, count - 1 if pays else 0)
+    if known and known.get(function):
+        forks = known[function]
+        parts += forks.results([rows(share) for share in shares(len(x), min(len(forks) + 1, len(x)))])
+    else:
+        parts += over_batch(lambda share: of_rows(*rows(share)), len(x), WHOLE_MODEL)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def is_any_batch():
+    return _known.rows is not None
 
 
 def blocks(rows, least):

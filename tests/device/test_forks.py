@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from numdiff.device import over_batch
 from numdiff.device.forks import Forks, can_fork
 from tests.conftest import needs
 
@@ -34,6 +35,17 @@ def test_each_share_has_a_process(forks):
         assert [x[0] for x in found] == [0, 1, 2]
         assert [x[-1] for x in found] == [os.getpid(), *(process for _, process in forks.processes)]
     assert len(forks.results(SHARES[:2])) == 2  # fewer shares than processes
+
+
+def test_each_share_stays_on_one_core(monkeypatch):
+    """…the one that is computed here, too: threads that shared it would take the core of another."""
+    monkeypatch.setattr("numdiff.device.cpu.workers", lambda: 2)
+
+    def parts(count):
+        return len(over_batch(lambda share: share, count, 1 << 30))
+    made = Forks(parts, 1)
+    assert made.results([(4,), (4,)]) == [1, 1] and parts(4) == 2
+    made.close()
 
 
 def test_a_killed_process_costs_nothing_but_time(forks):

@@ -51,7 +51,8 @@ def test_an_image_in_any_batch(device, name):
 def test_processes_give_the_bits_of_threads(rng, monkeypatch):
     """…and weights that change later are seen."""
     monkeypatch.setattr(A, "can_fork", lambda: True)
-    monkeypatch.setattr("numdiff.device.cpu.workers", lambda: 2)
+    for module in ("numdiff.device.cpu", "numdiff.kernels.any_batch"):
+        monkeypatch.setattr(f"{module}.workers", lambda: 2)
     x, weight = rng.standard_normal((2, 5, 8)).astype(np.float32), np.eye(8, dtype=np.float32)
     seen = []
 
@@ -67,8 +68,28 @@ def test_processes_give_the_bits_of_threads(rng, monkeypatch):
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(before[:, :-1], 2 * first[:, :-1])
     np.testing.assert_array_equal(after[:, :-1], before[:, :-1])
-    assert len({*first[:, -1], *before[:, -1]}) == 1 and len({*after[:, -1]}) == 2
+    assert {*first[:, -1]} == {os.getpid()} and {*before[:, -1]} == {*after[:, -1]} and len({*after[:, -1]}) == 2
+    assert before[0, -1] == os.getpid()
     np.testing.assert_array_equal(sums[:, :-1], x[0] + x[1])
+
+
+def test_what_is_made_of_a_weight_is_kept_within_many_evaluations():
+    weight, calls = np.ones(3, np.float32), []
+
+    def double(array):
+        calls.append(array)
+        return 2 * array
+
+    for _ in range(2):
+        A.kept(double, weight)
+    with A.many_evaluations():
+        assert A.kept(double, weight) is A.kept(double, weight) is not A.kept(np.copy, weight)
+        assert len(calls) == 3
+        for k in range(3):  # arrays that are gone, maybe at one address
+            np.testing.assert_array_equal(A.kept(np.negative, np.full(3, k)), [-k] * 3)
+    weight *= 2
+    with A.many_evaluations():
+        np.testing.assert_array_equal(A.kept(double, weight), 4)
 
 
 class Noting(PtxDevice):

@@ -5,7 +5,7 @@ MATHEMATICS
     numbers, and the runs of image row h serve the windows of `kernel` output rows. We copy those runs once, image rows
     outermost. Then tap row r of all windows is a plain slice, a matrix that BLAS reads in place: three products of
     width 3·C instead of one of width 9·C, and a third of im2col's copying.
-    Convolutions that winograd.py supports go there.
+    Convolutions that winograd.py supports go there, or to winograd_rows.py.
 SHAPES
     as in direct.py, of any float; what has 16 bits is computed in float32 and rounded once
 DETERMINISM
@@ -18,10 +18,11 @@ import numpy as np
 
 from ...device import over_batch
 from ...dtypes import is_half
-from ..any_batch import blocks, filled
+from ..any_batch import blocks, filled, is_any_batch, rows_are_alike
 from ..reduce import column_sum
 from .im2col import output_size
 from .winograd import winograd_forward, winograd_supports, winograd_weight_gradient
+from .winograd_rows import winograd_rows_forward
 
 LEAST_ROWS = 256  # of a product, where `any_batch` cuts the batch
 CACHE = 1 << 20  # bytes of rows that are multiplied at a time: they should stay in a core's own cache
@@ -51,7 +52,8 @@ def conv2d_forward_cpu(x, weight, bias=None, stride=1, channel=None, residual=No
                                         residual)
         return wide.astype(x.dtype)
     if winograd_supports(x, weight, stride):
-        return winograd_forward(x, weight, bias, channel, residual)
+        forward = winograd_rows_forward if is_any_batch() and not rows_are_alike() else winograd_forward
+        return forward(x, weight, bias, channel, residual)
     n, kernel, _, c = weight.shape
     b, ho, wo = len(x), output_size(x.shape[1], stride), output_size(x.shape[2], stride)
     taps = weight.transpose(1, 2, 3, 0).reshape(kernel, kernel * c, n)

@@ -17,7 +17,8 @@ SHAPES
     A tile becomes one row in each of 16 matrices: 16 × tiles × C numbers, four times the image. So they are made and
     used slice by slice (a few images, one image, or some rows of one), small enough to stay in a core's cache.
 DETERMINISM
-    the size of a slice depends on the image's alone, so within `any_batch` an image has the same bits in any batch.
+    the size of a slice depends on the image's alone, so within `any_batch` an image has the same bits in any batch,
+    where `rows_are_alike`; elsewhere winograd_rows.py has that.
 COST
     16/36 of the multiply-adds, and about ten additions for each number of x and of y. On a core of an AMD EPYC (Zen 4),
     where three products of tap rows (cpu.py) take the time in brackets: 24 images of 32 × 32, 32 to 32 channels, 5.4 ms
@@ -27,12 +28,12 @@ SOURCE
     Winograd 1980, "Arithmetic Complexity of Computations"; Lavin and Gray 2016, "Fast Algorithms for Convolutional
     Neural Networks", arXiv:1509.09308, section 4.1: F(2 × 2, 3 × 3).
 READ NEXT
-    implicit.py.
+    winograd_rows.py.
 """
 import numpy as np
 
 from ...device import over_batch
-from ..any_batch import assumed, blocks, rows_are_alike
+from ..any_batch import assumed, is_any_batch, kept
 
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
 G_ROWS_AND_COLUMNS = np.kron(G, G)  # (16, 9): takes the nine taps to the sixteen factors
@@ -115,15 +116,20 @@ def images_of_a_slice(tiles):
     return max(16 // tiles, min(IMAGES, ROWS // tiles)) if ROWS % tiles == 0 else 1
 
 
+def factors_of(weight):
+    """G·g·Gᵀ of a weight (N, 3, 3, C), as (16, C, N)."""
+    n, _, _, c = weight.shape
+    return (G_ROWS_AND_COLUMNS @ weight.transpose(1, 2, 3, 0).reshape(9, -1)).reshape(16, c, n)
+
+
 def winograd_forward(x, weight, bias=None, channel=None, residual=None):
     """As `conv2d_forward_cpu`."""
     b, h, w, _ = x.shape
     n = weight.shape[0]
     y = np.empty((b, h, w, n), x.dtype)
-    factors = (G_ROWS_AND_COLUMNS @ weight.transpose(1, 2, 3, 0).reshape(9, -1)).reshape(16, -1, n)
+    factors = kept(factors_of, weight)
     height, width = (h + 1) // 2, (w + 1) // 2
-    fixed = blocks(height * width, ROWS) is not None
-    size = images_of_a_slice(height * width) if rows_are_alike() or not fixed else 1
+    fixed, size = is_any_batch(), images_of_a_slice(height * width)
 
     def convolve(share):
         images = size if fixed else min(size, share.stop - share.start)

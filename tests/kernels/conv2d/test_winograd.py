@@ -1,11 +1,12 @@
-"""Winograd's convolution against the plain one in float64, and its bits in any batch."""
+"""Winograd's convolutions against the plain one in float64, and the bits of the one for any batch."""
 import numpy as np
 import pytest
 
 from numdiff.kernels.any_batch import any_batch, evaluated
-from numdiff.kernels.conv2d import conv2d_backward_reference, conv2d_forward_reference
-from numdiff.kernels.conv2d.cpu import conv2d_backward_cpu
+from numdiff.kernels.conv2d import conv2d_backward_reference, conv2d_forward_reference, cpu, winograd_rows
+from numdiff.kernels.conv2d.cpu import conv2d_backward_cpu, conv2d_forward_cpu
 from numdiff.kernels.conv2d.winograd import winograd_forward, winograd_supports, winograd_weight_gradient
+from numdiff.kernels.conv2d.winograd_rows import winograd_rows_forward
 
 SHAPES = {"a pixel": (5, 1, 1, 16, 16), "a tile": (3, 2, 2, 16, 24), "odd sides": (3, 7, 5, 17, 19),
           "a slice and a half": (6, 8, 8, 32, 16), "rows cut": (2, 40, 34, 16, 16),
@@ -23,12 +24,17 @@ def close(found, wanted):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_winograd_forward(name):
+@pytest.mark.parametrize("forward", [winograd_forward, winograd_rows_forward])
+def test_winograd_forward(forward, name, monkeypatch):
+    monkeypatch.setattr(winograd_rows, "MAX_NUMBERS", 50_000)  # of "rows cut" 7 of 20, so that one comes twice
     x, weight, bias, channel, residual = operands(*SHAPES[name])
     wide = operands(*SHAPES[name], np.float64)
     for addends in ({}, {"bias": bias}, {"bias": bias, "channel": channel, "residual": residual}):
         given = {k: v.astype(np.float64) for k, v in addends.items()}
-        close(winograd_forward(x, weight, **addends), conv2d_forward_reference(*wide[:2], **given))
+        wanted = conv2d_forward_reference(*wide[:2], **given)
+        close(forward(x, weight, **addends), wanted)
+        with any_batch(len(x)):
+            close(forward(x, weight, **addends), wanted)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -57,13 +63,22 @@ def test_an_image_in_any_batch_by_winograd(name):
 
     def answer(images):
         with any_batch(len(x[images])):
-            return winograd_forward(x[images], weight, bias, channel[images], residual[images])
+            return conv2d_forward_cpu(x[images], weight, bias, 1, channel[images], residual[images])
 
     whole = answer(slice(0, 11))
     np.testing.assert_array_equal(answer(slice(2, 3))[0], whole[2])
     np.testing.assert_array_equal(answer(slice(4, 11)), whole[4:])
-    shares = evaluated(lambda x, *addends: winograd_forward(x, weight, bias, *addends), x, channel, residual)
+    shares = evaluated(lambda x, *addends: conv2d_forward_cpu(x, weight, bias, 1, *addends), x, channel, residual)
     np.testing.assert_array_equal(shares, whole)
+
+
+@pytest.mark.parametrize("alike, several", [(True, winograd_forward), (False, winograd_rows_forward)])
+def test_which_winograd_gives_equal_bits(monkeypatch, alike, several):
+    x, weight, *_ = operands(4, 16, 16, 16, 16)
+    monkeypatch.setattr(cpu, "rows_are_alike", lambda: alike)
+    np.testing.assert_array_equal(conv2d_forward_cpu(x, weight), winograd_forward(x, weight))
+    with any_batch(4):
+        np.testing.assert_array_equal(conv2d_forward_cpu(x, weight), several(x, weight))
 
 
 def test_what_winograd_is_for():
