@@ -29,6 +29,7 @@ from ..kernels import (
     layernorm,
     linear,
     linear_group,
+    linear_stack,
     matmul,
     peer_pieces,
     peer_reduce,
@@ -134,6 +135,36 @@ def linear_group_forward(x, flat, version=None):
 def linear_group_backward(x, flat, gradients, dys, version=None):
     """Their gradients, added to `gradients`."""
     return linear_group.linear_group_backward(dys, x, layers_of(flat), layers_of(gradients), version)
+
+
+DEPTH = 12  # blocks of a DiT-B, each with a layer (6 · D, D) for its conditioning
+
+
+def stack_of(weights, biases, D):
+    """(weights, biases) of DEPTH layers that lie one after the other in two arrays."""
+    N = 6 * D
+    return ([weights[at:at + N * D].reshape(N, D) for at in range(0, DEPTH * N * D, N * D)],
+            [biases[at:at + N] for at in range(0, DEPTH * N, N)])
+
+
+def linear_stack_forward(x, weight, bias):
+    """The conditioning of all blocks of a DiT; weight, bias: those of all layers, flat."""
+    return linear_stack.linear_stack_forward(x, [*zip(*stack_of(weight, bias, x.shape[1]), strict=True)])
+
+
+def linear_stack_backward(x, dy, weight, dweight, dbias):
+    """Its gradients, written, and the bias's added to."""
+    weights, _ = stack_of(weight, dbias, x.shape[1])
+    gradients = [*zip(*stack_of(dweight, dbias, x.shape[1]), strict=True)]
+    return linear_stack.linear_stack_backward(dy, x, weights, gradients, False)
+
+
+def linear_stack_forward_cost(B, C):
+    return linear_stack.linear_stack_forward_cost(B, C, DEPTH * 6 * C)
+
+
+def linear_stack_backward_cost(B, C):
+    return linear_stack.linear_stack_backward_cost(B, C, DEPTH * 6 * C, accumulate=False)
 
 
 class Problem(NamedTuple):
@@ -331,6 +362,10 @@ def problems():
     add(linear_group_forward, linear_group, x=single(B, 4 * C), flat=flat)
     add(linear_group_backward, linear_group, x=single(B, 4 * C), flat=flat, gradients=flat,
         dys=[single(B, n) for n in WIDTHS])
+    rows = DEPTH * 6 * D
+    add(linear_stack_forward, linear_stack, x=half(N, D), weight=half(rows * D), bias=single(rows))
+    add(linear_stack_backward, linear_stack, x=half(N, D), dy=half(N, rows), weight=half(rows * D),
+        dweight=single(rows * D), dbias=single(rows))
     qkv = single(B, 256, 3 * 192)
     add(attention.attention_forward, qkv=qkv, heads=6)
     add(attention.attention_backward, dy=single(B, 256, 192), qkv=qkv, probabilities=single(B, 6, 256, 256), heads=6)

@@ -119,8 +119,8 @@ def main():
     started = distributed.launched()
     size = started[1] if started else 1
     options = resolve({"model": given.model, "preset": given.preset, "optimizer": given.optimizer,
-                       "device": given.device, "class_cond": False, "batch": given.per_rank * size, "transport": given.transport,
-                       "precision": given.precision,
+                       "device": given.device, "class_cond": False, "batch": given.per_rank * size,
+                       "transport": given.transport, "precision": given.precision,
                        **({"architecture": given.architecture, "image_size": 32, "channels": 4}
                           if given.architecture else {})})
     single = options.changed(batch=given.per_rank)

@@ -16,7 +16,7 @@ from numdiff.nn import AdamW, DiT, UNet
 from numdiff.nn.optimizer import PATIENCE, LossScale
 from numdiff.training.precision import compute_in
 from numdiff.training.step import TrainingStep
-from tests.conftest import exhaustively, needs, quick
+from tests.conftest import exhaustive, exhaustively, needs, quick
 
 GPU = [pytest.param("cuda", marks=needs("gpu"))]
 DEVICES = ["emulator", *GPU]
@@ -161,6 +161,29 @@ def small_dit(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_dit_in_16_bits(device, precision):
     compare(small_dit, device, precision=precision)
+
+
+@exhaustive  # kernels check has the kernels
+@pytest.mark.parametrize("device", DEVICES)
+def test_blocks_that_one_product_conditions(device, monkeypatch):
+    """…have its gradients; layer by layer the loss has the same bits, and so have all gradients that no sum over the
+    blocks has gone into."""
+    def build(device):
+        return DiT(image_size=4, in_channels=4, hidden_size=64, depth=2, num_heads=2, mlp_ratio=1, num_classes=3,
+                   device=device)
+
+    compare(build, device)
+    one = one_step(model := filled(build(EmulatorDevice(checks=False, float64=False) if device == "emulator" else
+                                         get_backend(device))), "fp16", 2)
+    assert [*map(len, model.conditioning_columns()[:1])] == [2]
+    monkeypatch.setattr(K, "linear_stack_supports", lambda *_: False)
+    assert [*map(len, model.conditioning_columns()[:1])] == [3]
+    each = one_step(filled(build(model.backend)), "fp16", 2)
+    assert one[0] == each[0]
+    for name, gradient in one[1].items():
+        same = "embedder" not in name or name.startswith("x_embedder")
+        np.testing.assert_allclose(each[1][name], gradient, rtol=0 if same else 1e-2, atol=0 if same else 1e-5,
+                                   err_msg=name)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

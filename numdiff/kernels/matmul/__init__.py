@@ -17,6 +17,7 @@
     fast_gelu.py            GELU in few instructions
     swiglu_epilogues.py     SwiGLU and its backward at the end of the products beside it
     symmetric_epilogue.py   results that are symmetric: half of the tiles, each stored twice
+    stack.py                weights at equal distances in memory, as one matrix
     hopper_fp8.py           the same kernel on E4M3, floats of 8 bits: the top rung
     launcher.py             which of them runs
 

@@ -36,6 +36,17 @@ def test_gradients_meet(engine, rng, dtype, blocks):
     engine.check(dx, want, 1e-3 if dtype == np.float16 else 1e-6)
 
 
+@on()
+def test_more_parts_than_a_mask_has_bits(engine, rng):
+    parts = Co.columns_forward(engine(np.zeros((2, 280)), np.float32), 70)
+    given = rng.standard_normal((2, 1, 280)).astype(np.float32)
+    places, sums = [part.sums.place(part, 1)[1] for part in parts], parts[0].sums
+    sums.partial = engine(given)
+    with pytest.raises(ValueError, match="of 70 parts each must be used"):
+        Co.columns_backward([*places[:30], None, *places[31:]])
+    engine.check(Co.columns_backward(places), given[:, 0].astype(np.float64), 1e-6)
+
+
 def test_on_the_tape_a_part_may_be_left_out(rng):
     x = Tensor(rng.standard_normal((3, 8)), requires_grad=True)
     g = rng.standard_normal((3, 4))
