@@ -343,7 +343,7 @@ class PeerExchange(NoExchange):
         self.communicator, self.rank = communicator, communicator.rank
         self.numbers = range(communicator.size)  # of these ranks among all
         self.gpu, self.gradient = parameters.grad.backend, parameters.grad
-        self.partition, self.overlap = shared_part(partition), overlap.Overlap(self, parameters)
+        self.partition, self.overlap = shared_part(partition), None
         self._make_mail(parameters, communicator.size)
         self.flags = zeros(MAX_RANKS * STRIDE, np.int32, self.gpu)
         self.counter, self.status = (zeros(1, np.int32, self.gpu) for _ in range(2))
@@ -358,6 +358,7 @@ class PeerExchange(NoExchange):
             self.gradients, self.mails, self.all_flags, *more = communicator.build(self._open, shared, arrays)
             if self.partition:
                 self.weights, self.partials, *self.halves = more
+            self.overlap = communicator.build(overlap.made_for, self, parameters)
             communicator.build(try_sums, self, communicator, self.gradient, self.partition)
         except NumdiffError:
             self.gpu.close_shared(self.mapped)
@@ -377,7 +378,7 @@ class PeerExchange(NoExchange):
         self.all_flags = [zeros(MAX_RANKS * STRIDE, np.int32, like)] * size
         self.add(zeros(1, np.float32, like))
         self.gather(partition and partition.bounds)
-        if overlap.wanted(parameters):
+        if overlap.wanted(parameters, partition):
             overlap.plan(like, size)
         if partition:
             self.weights, self.partials = [parameters.data] * size, [partition.partials] * size
@@ -399,10 +400,10 @@ class PeerExchange(NoExchange):
         return self.mapped[-1]
 
     def watch(self):
-        return Watch(self.overlap) if overlap.wanted(self.overlap.parameters) else super().watch()
+        return Watch(self.overlap) if self.overlap else super().watch()
 
     def finish(self, loss):
-        if self.overlap.current is not None:
+        if self.overlap and self.overlap.current is not None:
             self._finish_overlapped(loss)
             return
         self.add(loss)

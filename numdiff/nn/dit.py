@@ -49,6 +49,7 @@ MODELS |= {f"LightningDiT-{letter}/{p}": {**size, "patch_size": p, **LIGHTNING} 
 MODELS["DiT-Tiny"] = {"depth": 6, "hidden_size": 192, "num_heads": 6, "patch_size": 4}  # numdiff's own, for laptops
 FREQUENCIES = 256  # channels of the timestep's sinusoids, whatever the model's width
 EPS = 1e-6  # of every norm
+STACKS = 4  # of the layers that make the blocks' conditioning, where their gradients leave one after the other
 NORMS, MLPS, ATTENTIONS = ("layer", "rms"), ("gelu", "swiglu"), ("full", "sla")
 WIDTH = 8  # the width of a SwiGLU is rounded up to a multiple of this: kernels read 16 bytes of float16 at a time
 
@@ -270,35 +271,27 @@ class DiT(Model):
     def conditioning(self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None) -> Iterator[Tensor]:
         """What the blocks take from timestep and class, whatever the image: Tensors (B, 6 D) of each block's shift,
         scale and gate of attention, then of the MLP (without shifts (B, 4 D)), and (B, 2 D) of the last layer's shift
-        and scale. Each is computed when it is asked for; where `_stacked`, those of all blocks come side by side in one
-        Tensor."""
+        and scale. Each is computed when it is asked for; those of `_stacks` come side by side in one Tensor."""
         c = self.t_embedder(t)  # (B, D)
         if y is not None:
             c = F.add(c, self.y_embedder(y, randomness))
         c = F.cast(F.silu(c), self.dtype)  # the first step of every adaLN_modulation
-        *blocks, last = self._modulations()
-        if self._stacked(blocks):
-            yield F.linear_stack(c, [(layer.weight, layer.bias) for layer in blocks])
-        else:
-            for layer in blocks:
-                yield layer(c)
-        yield last(c)
+        for layers in self._stacks():
+            yield F.linear_stack(c, parameters_of(layers)) if len(layers) > 1 else layers[0](c)
 
-    def _modulations(self):
-        return [part.adaLN_modulation[1] for part in (*self.blocks.modules.values(), self.final_layer)]
-
-    def _stacked(self, layers):
-        """Whether one launch computes the conditioning of all blocks."""
+    def _stacks(self):
+        """The layers of the conditioning, in lists that a launch computes: those of all blocks, then the last layer's.
+        Where gradients leave beside the backward pass (distributed/overlap.py), those of blocks in STACKS runs, as the
+        gradients of a list are complete when the first of its blocks has been played back."""
+        *layers, last = (part.adaLN_modulation[1] for part in (*self.blocks.modules.values(), self.final_layer))
+        size = -(-len(layers) // STACKS) if self.parameters.overlapped else len(layers)
         like = self.parameters.half if is_half(self.dtype) else self.parameters.data
-        return F.stacks(like, [(layer.weight, layer.bias) for layer in layers])
+        size = size if F.stacks(like, parameters_of(layers)) else 1
+        return [*(layers[at:at + size] for at in range(0, len(layers), size)), [last]]
 
     def conditioning_columns(self) -> tuple[list[int], np.dtype]:
         """(columns of each of the arrays that `conditioning` gives, their dtype)."""
-        *layers, last = self._modulations()
-        widths = [layer.weight.shape[0] for layer in layers]
-        if self._stacked(layers):
-            widths = [sum(widths)]
-        return [*widths, last.weight.shape[0]], np.dtype(self.dtype)
+        return [sum(layer.weight.shape[0] for layer in layers) for layers in self._stacks()], np.dtype(self.dtype)
 
     def _columns(self, conditioning):
         """The columns of each block's conditioning, then of the last layer's, when they are asked for."""
@@ -336,6 +329,10 @@ class DiT(Model):
 
     def products(self) -> list[Product]:
         return dit_products(self.options)
+
+
+def parameters_of(layers):
+    return [(layer.weight, layer.bias) for layer in layers]
 
 
 def padded_width(inner):

@@ -289,3 +289,15 @@ def test_the_names_are_those_of_the_options_and_flops_are_counted_once():
     assert dit_forward_flops({**xl, **LIGHTNING, "shift": True}) == dit_forward_flops(xl)
     shifts = 28 * 2 * 2 * 1152 * 1152
     assert dit_forward_flops({**xl, "shift": False}) == dit_forward_flops(xl) - shifts
+
+
+def test_one_product_conditions_all_blocks_or_a_run_of_them():
+    model = DiT(image_size=8, in_channels=4, patch_size=2, hidden_size=64, depth=6, num_heads=2, num_classes=None,
+                device=get_emulator(float64=False), seed=None)
+    assert model.conditioning_columns() == ([384] * 6 + [128], np.float32)
+    model.compute_in_half()
+    assert model.conditioning_columns() == ([6 * 384, 128], np.float16)
+    model.parameters.overlapped = True
+    assert model.conditioning_columns() == ([2 * 384] * 3 + [128], np.float16)
+    model.parameters.freeze(["blocks.2.*"])  # then each by itself, as one kernel writes all gradients or none
+    assert model.conditioning_columns() == ([384] * 6 + [128], np.float16)
