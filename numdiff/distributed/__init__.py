@@ -3,7 +3,8 @@
     launcher.py        who started this process, alone or as one of several
     communicator.py    what the ranks tell each other: options, batches, failures; sums on the host
     buckets.py         the gradient split into buckets that are completed one after another during the backward pass
-    exchange.py        the sum of the ranks' gradients, over MPI, NCCL or the GPUs' own memory
+    exchange.py        the sum of the ranks' gradients, over MPI, NCCL or the GPUs' own memory: what it is, and which
+                       one a run gets; *_exchange.py has each
     watchdog.py        a rank that is lost or stuck ends the job, and someone says so
     start_guard.py     the same while MPI starts
     shared_memory.py   what killed jobs have left behind

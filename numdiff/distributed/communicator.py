@@ -34,8 +34,10 @@ import numpy as np
 from ..data.fingerprint import difference
 from ..device import choose_gpu, cores, get_gpu, gpu_count, share_cores
 from ..errors import NumdiffError, UsageError
-from .exchange import NoExchange, import_nccl, make_exchange, wait
+from .exchange import make_exchange
+from .exchange_base import NoExchange, wait
 from .launcher import import_mpi, launched
+from .nccl_exchange import import_nccl
 from .shared_memory import remove_stray_memory
 from .watchdog import TIMEOUT, Watchdog, end_process, host_addresses, start_guard, start_limit
 

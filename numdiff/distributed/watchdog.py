@@ -35,8 +35,8 @@ CONNECT = 5.0  # seconds that the connections to one address may take
 LONGEST_BEAT = 5.0  # seconds between two messages, at most
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # of the log: a regular file or nothing
 LAUNCHERS = ("mpiexec", "mpirun", "mpiexec.hydra", "prterun", "orterun")
-NO_PLACE = ("distributed/communicator.py", "distributed/exchange.py", "nn/partition.py", "nn/optimizer.py",
-            "device/__init__.py", "progress.py")
+NO_PLACE = ("distributed/communicator.py", "exchange.py", "exchange_base.py", "nn/partition.py", "nn/optimizer.py",
+            "device/__init__.py", "progress.py")  # how the names of files end that all ranks wait in
 PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + os.sep
 
 
@@ -265,7 +265,7 @@ def place():
     frame = sys._current_frames().get(threading.main_thread().ident)
     while frame:
         path = frame.f_code.co_filename
-        if path.startswith(PACKAGE) and path[len(PACKAGE):] not in NO_PLACE:
+        if path.startswith(PACKAGE) and not path.endswith(NO_PLACE):
             return f" ({path[len(PACKAGE):]}, line {frame.f_lineno})"
         frame = frame.f_back
     return ""

@@ -34,7 +34,7 @@ SOURCE
     Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of Parallel
     and Distributed Computing 69(2). Flags: PTX ISA, "Memory Consistency Model", and device/system_scope.py.
 READ NEXT
-    numdiff/distributed/exchange.py, which puts the six launches together.
+    numdiff/distributed/peer_exchange.py, which puts the six launches together.
 """
 from typing import NamedTuple
 

@@ -20,7 +20,8 @@ from ..device.compile_ahead import CompileAhead
 from ..device.planned import card_of, collect
 from ..diffusion import Sampling
 from ..distributed.communicator import Alone, current
-from ..distributed.exchange import Mail, NoExchange, PeerExchange
+from ..distributed.exchange_base import Mail, NoExchange
+from ..distributed.peer_exchange import PeerExchange
 from ..dtypes import is_half
 from ..errors import TooManyElementsError, UsageError
 from ..kernels.peer_reduce import MAX_RANKS

@@ -12,7 +12,7 @@ import numpy as np
 from ..device import empty, synchronize, upload, zeros
 from ..device.traffic import make_feed, make_readback
 from ..distributed.buckets import Tape
-from ..distributed.exchange import NoExchange
+from ..distributed.exchange_base import NoExchange
 from ..kernels.diffusion.images import images_forward
 from ..kernels.elementwise import add_forward
 from ..kernels.optimizer.telemetry import telemetry_read, telemetry_record

@@ -162,7 +162,10 @@ def mpi_steps(folder):
 def over_hosts(folder):
     """Sums of two hosts' sums, by MPI between them, whose order is that of the hosts. What `peer` does within a host is
     done by MPI here, as there is no GPU."""
-    from numdiff.distributed import exchange
+    from numdiff.distributed import hosts_exchange
+    from numdiff.distributed.buckets import BUCKET
+    from numdiff.distributed.mpi_exchange import MpiExchange
+    from numdiff.kernels.peer_reduce import slice_of
     communicator = connect("auto", "cpu")
     size = communicator.size // 2
     communicator.hosts, communicator.local_size, communicator.local_rank = 2, size, communicator.rank % size
@@ -176,13 +179,13 @@ def over_hosts(folder):
 
         def add(self, loss):
             rows = self.ranks.gather((self.gradient, loss[0]))
-            own = slice(*exchange.slice_of(self.gradient.size, self.ranks.rank, self.ranks.size))
+            own = slice(*slice_of(self.gradient.size, self.ranks.rank, self.ranks.size))
             self.gradient[own] = sum((row[own] for row, _ in rows[1:]), rows[0][0][own])
             loss[0] = sum(one for _, one in rows)
 
         def gather(self):
             for rank, row in enumerate(self.ranks.gather(self.gradient)):
-                own = slice(*exchange.slice_of(row.size, rank, self.ranks.size))
+                own = slice(*slice_of(row.size, rank, self.ranks.size))
                 self.gradient[own] = row[own]
 
         def check(self, status):
@@ -191,11 +194,11 @@ def over_hosts(folder):
         def close(self):
             pass
 
-    exchange.PeerExchange, exchange.try_sums = Inside, lambda *_: None  # which is for GPUs
+    hosts_exchange.PeerExchange, hosts_exchange.try_sums = Inside, lambda *_: None  # which is for GPUs
     with communicator.job():
-        n = 3 * exchange.BUCKET + 100
+        n = 3 * BUCKET + 100
         gradient, loss = np.zeros(n, np.float32), np.zeros(1, np.float32)
-        through = exchange.HostsExchange(communicator, types.SimpleNamespace(grad=gradient), exchange.MpiExchange)
+        through = hosts_exchange.HostsExchange(communicator, types.SimpleNamespace(grad=gradient), MpiExchange)
         assert through.name == "peer+mpi" and through.status == 5
         assert through.inside.numbers == [communicator.rank // size * size + k for k in range(size)]
         rows = np.random.default_rng(0).standard_normal((communicator.size, n)).astype(np.float32)

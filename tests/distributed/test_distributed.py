@@ -17,7 +17,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from numdiff.distributed import buckets, exchange, launcher, overlap
+from numdiff.distributed import (
+    buckets,
+    exchange,
+    exchange_base,
+    launcher,
+    mpi_exchange,
+    nccl_exchange,
+    overlap,
+    peer_exchange,
+)
 from numdiff.distributed import communicator as distributed
 from numdiff.dtypes import HALVES
 from numdiff.errors import NumdiffError, UsageError
@@ -150,7 +159,7 @@ def test_sums_are_made_in_rank_order(rng):
     x = rng.standard_normal((4, 100)).astype(np.float32)
     for rank in range(4):
         own, others = x[rank].copy(), np.delete(x, rank, 0)
-        exchange.add_in_order(others, own, rank)
+        mpi_exchange.add_in_order(others, own, rank)
         np.testing.assert_array_equal(own, x[0] + x[1] + x[2] + x[3])
 
 
@@ -499,7 +508,7 @@ def test_mpi_asked_for_and_not_installed(monkeypatch):
 def test_nccl_asked_for_and_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "nccl", None)
     with pytest.raises(UsageError, match="nccl4py is not installed; pip install"):
-        exchange.import_nccl()
+        nccl_exchange.import_nccl()
 
 
 def test_the_batch_is_split():
@@ -607,8 +616,8 @@ def gradient_step(model, sent, twin, monkeypatch):
     from numdiff.diffusion import Diffusion
     from numdiff.nn import AdamW
     from numdiff.training.step import TrainingStep
-    monkeypatch.setattr(exchange, "HostArray", twin)
-    monkeypatch.setattr(exchange, "Plan", lambda parameters: buckets.Plan(parameters, 1000))
+    monkeypatch.setattr(mpi_exchange, "HostArray", twin)
+    monkeypatch.setattr(mpi_exchange, "Plan", lambda parameters: buckets.Plan(parameters, 1000))
     through = exchange.MpiExchange(sent, model.parameters) if sent else exchange.NoExchange()
     rng = np.random.default_rng(1)
     step = TrainingStep(model, Diffusion(), AdamW(model.parameters), 4, 2, exchange=through, seed=2)
@@ -618,7 +627,7 @@ def gradient_step(model, sent, twin, monkeypatch):
     return through, model.parameters.grad.copy(), loss[0] * scale
 
 
-@pytest.mark.parametrize("twin", [exchange.HostArray, SlowTwin])
+@pytest.mark.parametrize("twin", [mpi_exchange.HostArray, SlowTwin])
 @pytest.mark.parametrize("kind", ["unet", "dit"])
 def test_buckets_leave_early_and_complete(kind, twin, monkeypatch):
     """What a bucket held when it left is what the whole backward gives, for every layer that there is."""
@@ -718,10 +727,11 @@ def no_mpi(*_):
 def on_threads(count, monkeypatch, body, refuse=()):
     """`body(communicator, gradient)` on `count` threads, each with a fake GPU; returns their results."""
     barrier, board, results = threading.Barrier(count, timeout=30), [None] * count, [None] * count
-    monkeypatch.setattr(exchange, "zeros", lambda shape, dtype, gpu: np.zeros(shape, dtype))
+    for module in (exchange, exchange_base, peer_exchange):
+        monkeypatch.setattr(module, "zeros", lambda shape, dtype, gpu: np.zeros(shape, dtype))
     monkeypatch.setattr(exchange, "is_device", lambda array: True)
     waiting = threading.Barrier(count, timeout=30)
-    monkeypatch.setattr(exchange, "peer_barrier", lambda *arguments: waiting.wait())
+    monkeypatch.setattr(peer_exchange, "peer_barrier", lambda *arguments: waiting.wait())
     if exchange.MpiExchange is MPI_EXCHANGE:
         monkeypatch.setattr(exchange, "MpiExchange", no_mpi)
 
@@ -978,8 +988,8 @@ class Nccl:
 
 def test_nccl_is_called_as_it_wants(monkeypatch):
     nccl = Nccl(3)
-    monkeypatch.setattr(exchange, "import_nccl", lambda: nccl)
-    monkeypatch.setattr(exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
+    monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
     monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
 
     def body(communicator, gradient):
@@ -997,8 +1007,8 @@ def test_nccl_is_called_as_it_wants(monkeypatch):
 
 def test_nccl_serves_a_shared_update(monkeypatch):
     nccl = Nccl(3)
-    monkeypatch.setattr(exchange, "import_nccl", lambda: nccl)
-    monkeypatch.setattr(exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
+    monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
     monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
 
     def body(communicator, gradient):
@@ -1020,8 +1030,8 @@ def in_float8(gradient):
 @pytest.mark.parametrize("transport", ["peer", "nccl"])
 def test_the_largest_magnitudes_travel_with_the_loss(transport, monkeypatch):
     nccl = Nccl(3)
-    monkeypatch.setattr(exchange, "import_nccl", lambda: nccl)
-    monkeypatch.setattr(exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
+    monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
     monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
     largest = np.abs(np.random.default_rng(0).standard_normal((4, 3, 3))).astype(np.float32)  # step, tensor, rank
     largest[1, 0, 0], largest[2, 1, 2] = np.inf, np.nan
@@ -1049,8 +1059,8 @@ def test_the_largest_magnitudes_travel_with_the_loss(transport, monkeypatch):
 def test_weights_travel_in_16_bits(name, monkeypatch):
     """What a step has read in float32 arrives so, all else in the copy alone, until the masters are gathered."""
     nccl = Nccl(3)
-    monkeypatch.setattr(exchange, "import_nccl", lambda: nccl)
-    monkeypatch.setattr(exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
+    monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
     monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
     updated = np.random.default_rng(0).standard_normal(256).astype(np.float32)
 
@@ -1105,9 +1115,9 @@ def test_several_hosts_add_up_within_and_then_between(transport, monkeypatch):
         return kinds["nccl"](communicator, *rest)
 
     monkeypatch.setattr(exchange, "NcclExchange", flat_nccl)
-    monkeypatch.setattr(exchange, "import_nccl", lambda: this.nccl)
+    monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: this.nccl)
     monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
     monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
 
     def body(communicator, gradient):
@@ -1243,7 +1253,7 @@ def test_two_hosts(request, tmp_path, monkeypatch):
 
 
 def test_a_wrong_sum_in_the_trial_is_found(monkeypatch):
-    monkeypatch.setattr(exchange, "peer_all_gather", lambda buffers, rank, bounds: None)
+    monkeypatch.setattr(peer_exchange, "peer_all_gather", lambda buffers, rank, bounds: None)
 
     def body(communicator, gradient):
         try:
@@ -1255,7 +1265,7 @@ def test_a_wrong_sum_in_the_trial_is_found(monkeypatch):
 
 
 def test_a_magnitude_that_does_not_arrive_is_found_in_the_trial(monkeypatch):
-    monkeypatch.setattr(exchange, "share_largest", lambda amax, table, rank: table.fill(0))
+    monkeypatch.setattr(exchange_base, "share_largest", lambda amax, table, rank: table.fill(0))
 
     def body(communicator, gradient):
         try:

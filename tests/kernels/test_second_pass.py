@@ -5,7 +5,7 @@ import pytest
 
 from numdiff import kernels as K
 from numdiff.device import download, zeros
-from numdiff.distributed.exchange import MpiExchange
+from numdiff.distributed.mpi_exchange import MpiExchange
 from numdiff.kernels import second_pass
 from numdiff.kernels.matmul import launcher
 from numdiff.kernels.second_pass import Sum, add_parts, bits_of, collected, may_wait, settle, settle_for

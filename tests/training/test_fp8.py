@@ -7,7 +7,7 @@ import pytest
 
 from numdiff.device import copy_into, download, upload, zeros
 from numdiff.device.emulator import EmulatorDevice
-from numdiff.distributed.exchange import Mail
+from numdiff.distributed.exchange_base import Mail
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels import linear_fp8
 from numdiff.kernels.peer_reduce import peer_sum

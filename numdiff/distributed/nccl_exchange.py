@@ -1,0 +1,77 @@
+"""The transport `nccl`: sums in NCCL, launched into the stream of the step."""
+from ..device import copy_into
+from ..errors import UsageError
+from .exchange_base import Mail, NoExchange, shared_part, try_sums
+
+
+class NcclView:
+    """A device array as NCCL's Python bindings take it (Numba's CUDA array interface, version 3)."""
+
+    def __init__(self, array):
+        self.__cuda_array_interface__ = {"shape": array.shape, "typestr": array.dtype.str, "strides": None,
+                                         "data": (array.backend.pointer(array), False), "version": 3, "stream": None}
+
+
+class NcclExchange(NoExchange):
+    """NCCL's all-reduce, through nccl4py. Collective; raises `NumdiffError` on every rank where one cannot.
+
+    A shared update gets the same all-reduce, and so the same bits: a reduce-scatter would move a third less, but NCCL
+    does not promise that it adds in the same order.
+    """
+
+    name = "nccl"
+
+    def __init__(self, communicator, parameters, partition=None):
+        self.nccl = communicator.build(import_nccl)
+        self.gpu = parameters.grad.backend
+        self.mail = Mail(parameters, communicator.rank, communicator.size, self.gpu)
+        self.largest = self.mail.largest()
+        self.views = NcclView(parameters.grad), NcclView(self.mail.numbers)
+        if partition := shared_part(partition):
+            self._partials = parts_of(partition.partials, partition.piece_bounds)
+            self._weights = parts_of(parameters.data, partition.bounds)
+        unique = communicator.first(lambda: bytes(self.nccl.get_unique_id()))
+        self.communicator = communicator.build(lambda: self.nccl.Communicator.init(
+            communicator.size, communicator.rank, self.nccl.UniqueId.from_bytes(unique)))
+        communicator.build(try_sums, self, communicator, parameters.grad, shared_part(partition))  # and NCCL connects
+
+    def finish(self, loss):
+        self.mail.write(loss)
+        for view in self.views:
+            self.communicator.allreduce(view, view, self.nccl.SUM, stream=self.gpu.stream_handle)
+        copy_into(loss, self.mail.numbers[:1])
+
+    def gather_partials(self):
+        self._gather(self._partials)
+
+    def gather_weights(self):
+        self._gather(self._weights)
+
+    def _gather_packed(self, mixed):
+        self._gather(parts_of(mixed.packed, mixed.bounds))
+
+    def _gather(self, views):
+        """Every rank's part to all, as one group: parts differ in size, which NCCL's all-gather does not take."""
+        with self.nccl.group():
+            for rank, view in enumerate(views):
+                self.communicator.broadcast(view, view, rank, stream=self.gpu.stream_handle)
+
+    def close(self):
+        self.gpu.synchronize()
+        self.communicator.destroy()
+
+
+def parts_of(array, bounds):
+    """The ranks' parts of an array, as NCCL takes them."""
+    return [NcclView(array[first:stop]) for first, stop in zip(bounds, bounds[1:], strict=False)]
+
+
+def import_nccl():
+    """nccl4py's module; a `UsageError` says what to install."""
+    try:
+        import nccl.core
+        return nccl.core
+    except Exception as error:  # not installed, or without the library: nccl4py then raises errors of its own
+        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be used ({error})"
+        raise UsageError(f"--transport nccl: nccl4py {reason}; pip install 'nccl4py[cu13]', or use --transport "
+                         "auto.") from error

@@ -1,0 +1,157 @@
+"""The transport `peer`: the GPUs of one host read each other's memory, and add up what they find there."""
+import atexit
+import contextlib
+
+import numpy as np
+
+from ..device import copy_into, download, zeros
+from ..device.array import as_words
+from ..errors import NumdiffError
+from ..kernels.peer_reduce import (
+    MAX_RANKS,
+    STRIDE,
+    peer_all_gather,
+    peer_barrier,
+    peer_reduce_scatter,
+    peer_sum,
+)
+from . import overlap
+from .buckets import Watch
+from .exchange_base import Mail, NoExchange, shared_part, try_sums
+
+TEST_LIMIT = 60_000  # milliseconds that a rank may be late in the trial of `peer`: it may have to compile kernels
+STEP_LIMIT = 600_000  # and in a step
+
+
+class PeerExchange(NoExchange):
+    """The GPUs of one host read each other's memory: kernels/peer_reduce.py, between barriers on the device.
+
+    Collective; raises `NumdiffError` on every rank where one of them cannot.
+    """
+
+    name = "peer"
+
+    def __init__(self, communicator, parameters, partition=None):
+        self.communicator, self.rank = communicator, communicator.rank
+        self.numbers = range(communicator.size)  # of these ranks among all
+        self.gpu, self.gradient = parameters.grad.backend, parameters.grad
+        self.partition, self.overlap = shared_part(partition), None
+        self._make_mail(parameters, communicator.size)
+        self.flags = zeros(MAX_RANKS * STRIDE, np.int32, self.gpu)
+        self.counter, self.status = (zeros(1, np.int32, self.gpu) for _ in range(2))
+        self.limit, self.mapped = TEST_LIMIT, []  # the arrays of other ranks
+        self.gpu.synchronize()  # the flags are zero before anybody may write to them
+        try:
+            arrays = [self.gradient, self.mail.numbers, self.flags]
+            if self.partition:
+                arrays += [parameters.data, partition.partials]
+                arrays += [] if parameters.half is None else [as_words(parameters.half)]
+            shared = communicator.everywhere(lambda: [self.gpu.share(array) for array in arrays])
+            self.gradients, self.mails, self.all_flags, *more = communicator.build(self._open, shared, arrays)
+            if self.partition:
+                self.weights, self.partials, *self.halves = more
+            self.overlap = communicator.build(overlap.made_for, self, parameters)
+            communicator.build(try_sums, self, communicator, self.gradient, self.partition)
+        except NumdiffError:
+            self.gpu.close_shared(self.mapped)
+            raise
+        self.limit = STEP_LIMIT
+        atexit.register(self.close)
+
+    @classmethod
+    def planned(cls, parameters, size, partition=None):
+        """Launch the kernels of an exchange between `size` ranks on the stand-in for a GPU that holds the parameters;
+        partition: of a shared update."""
+        self, like = cls.__new__(cls), parameters.grad
+        self.rank, self.gpu, self.limit = 0, like.backend, STEP_LIMIT
+        self._make_mail(parameters, size)
+        self.counter, self.status = (zeros(1, np.int32, like) for _ in range(2))
+        self.gradients, self.mails, self.partition = [like] * size, [self.mail.numbers] * size, partition
+        self.all_flags = [zeros(MAX_RANKS * STRIDE, np.int32, like)] * size
+        self.add(zeros(1, np.float32, like))
+        self.gather(partition and partition.bounds)
+        if overlap.wanted(parameters, partition):
+            overlap.plan(like, size)
+        if partition:
+            self.weights, self.partials = [parameters.data] * size, [partition.partials] * size
+            self.gather_partials()
+            self.gather_weights()
+
+    def _make_mail(self, parameters, size):
+        self.mail = Mail(parameters, self.rank, size, self.gpu)
+        self.total = zeros(self.mail.numbers.size, np.float32, self.gpu)
+        self.largest = self.mail.largest(self.total)
+
+    def _open(self, shared, own):
+        """The arrays of every rank: its own as they are, the others' mapped."""
+        ranks = [[self._map(s) for s in arrays] if rank != self.rank else own for rank, arrays in enumerate(shared)]
+        return [list(column) for column in zip(*ranks, strict=True)]
+
+    def _map(self, shared):
+        self.mapped.append(self.gpu.open_shared(shared))
+        return self.mapped[-1]
+
+    def watch(self):
+        return Watch(self.overlap) if self.overlap else super().watch()
+
+    def finish(self, loss):
+        if self.overlap and self.overlap.current is not None:
+            self._finish_overlapped(loss)
+            return
+        self.add(loss)
+        if not self.partition:
+            self.gather()
+
+    def _finish_overlapped(self, loss):
+        """Where groups of gradients have left before (overlap.py)."""
+        self.mail.write(loss)
+        self.overlap.finish()  # with a barrier, so that every rank's mail is ready
+        peer_sum(self.mails, self.total)
+        copy_into(loss, self.total[:1])
+        if not self.partition:
+            self.barrier()  # nobody reads this rank's memory any longer
+
+    def add(self, loss):
+        """Add up the own slice, and the mail."""
+        self.mail.write(loss)
+        self.barrier()  # every rank's gradient and mail are ready
+        peer_reduce_scatter(self.gradients, self.rank, bounds=self.partition and self.partition.bounds)
+        peer_sum(self.mails, self.total)
+        copy_into(loss, self.total[:1])
+
+    def gather(self, bounds=None):
+        """Bring every rank's slice of the gradient here."""
+        self.barrier()  # every slice is there
+        peer_all_gather(self.gradients, self.rank, bounds=bounds)
+        self.barrier()  # nobody reads this rank's memory any longer
+
+    def gather_partials(self):
+        """Without a barrier after it: the one before the weights' is enough, as no partial is written until then."""
+        self.barrier()
+        peer_all_gather(self.partials, self.rank, bounds=self.partition.piece_bounds)
+
+    def gather_weights(self):
+        """Nor is there one here: before a rank writes a weight again it meets the others in the next step's first
+        barriers. Whoever reads the weights in between may; they change nothing."""
+        self.barrier()
+        peer_all_gather(self.weights, self.rank, bounds=self.partition.bounds)
+
+    def gather_mixed(self, mixed):
+        """Nor here."""
+        self.barrier()
+        mixed.take(self.weights, *self.halves)
+
+    def barrier(self):
+        peer_barrier(self.all_flags, self.counter, self.status, self.rank, self.limit)
+
+    def check(self, status=None):
+        late = int((download(self.status) if status is None else status)[0])
+        if late:
+            raise NumdiffError(f"the GPU of rank {self.numbers[self.rank]} waited {self.limit // 1000} s for that of "
+                               f"rank {self.numbers[late - 1]} in vain; if it repeats, use --transport mpi.")
+
+    def close(self):
+        atexit.unregister(self.close)
+        with contextlib.suppress(NumdiffError):  # a GPU that has failed: the driver cleans up after the process
+            mapped, self.mapped = self.mapped, []
+            self.gpu.close_shared(mapped)
