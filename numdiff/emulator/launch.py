@@ -127,7 +127,8 @@ class Emulator(MemorySpaces, Reports):
     def _checked_operation(self, function, name):
         machine, recorder, float32, float64, signed = self, self.recorder, values.float32, values.float64, values.SIGNED
         quick = {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "BitAnd": operator.and_,
-                 "BitOr": operator.or_, "BitXor": operator.xor}.get(name)
+                 "BitOr": operator.or_, "BitXor": operator.xor, "FloorDiv": operator.floordiv, "Mod": operator.mod,
+                 "LShift": operator.lshift, "RShift": operator.rshift}.get(name)
 
         def operation(a, b, site):
             result = function(a, b)
@@ -138,25 +139,50 @@ class Emulator(MemorySpaces, Reports):
                 recorder.operation(result, site)
             return result
 
-        # most operations are on two float32, or on two signed integers, which are Python's unless a product wraps
+        # most operations are on two float32, or on two signed integers, which are Python's unless a product wraps, or
+        # on two unsigned ones
+        low, high, bits = -values.HALF64, values.HALF64, values.BITS64
+        unsigned, UInt64 = values.UNSIGNED, values.UInt64
+
         def quick_operation(a, b, site):
             c, d = a.__class__, b.__class__
             if c is float32 and d is float32 or c in signed and d in signed:
                 return quick(a, b)
+            if c in unsigned and d in unsigned:
+                return UInt64(quick(a, b) & bits)
             return operation(a, b, site)
 
         def quick_product(a, b, site):
-            if a.__class__ is float32 and b.__class__ is float32:
-                return quick(a, b)
-            if a.__class__ in signed and b.__class__ in signed:
+            c, d = a.__class__, b.__class__
+            if c is float32 and d is float32:
+                return a * b
+            if c in signed and d in signed:
                 product = a * b
-                if -values.HALF64 <= product < values.HALF64:
+                if low <= product < high:
                     return product
+            elif c in unsigned and d in unsigned:
+                return UInt64(a * b & bits)
+            return operation(a, b, site)
+
+        def quick_quotient(a, b, site):
+            if a.__class__ in signed and b.__class__ in signed and low <= a < high:
+                return quick(a, b)
+            return operation(a, b, site)
+
+        def quick_shift(a, b, site):
+            if 0 <= b < 64:
+                if a.__class__ in signed:
+                    result = quick(a, int(b))
+                    if low <= a < high and low <= result < high:
+                        return result
+                elif a.__class__ in unsigned:
+                    return UInt64(quick(a, int(b)) & bits)
             return operation(a, b, site)
 
         if quick is None or recorder is not None:
             return operation
-        return quick_product if name == "Mult" else quick_operation
+        return {"Mult": quick_product, "FloorDiv": quick_quotient, "Mod": quick_quotient, "LShift": quick_shift,
+                "RShift": quick_shift}.get(name, quick_operation)
 
     def function(self, kernel):
         """The emulated function of a `@cuda.jit` kernel, a device function, or a plain Python function."""

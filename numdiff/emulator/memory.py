@@ -108,8 +108,7 @@ class IntegerArray:
 
     def __init__(self, data):
         self.data = data
-        self.cast = INTEGER_TYPES[data.dtype.name]
-        self.kind = self.cast.kind
+        self.kind, self.cast, _ = _element(data.dtype)
 
     def __getitem__(self, index):
         value = self.data[index]
@@ -294,7 +293,7 @@ class RecordArray:
 def _element(dtype):
     """How an element is read, cast and stored: a `CheckedArray`'s kind, cast, exact (needs no cast)."""
     integer = INTEGER_TYPES.get(dtype.name)
-    return (None, dtype.type, dtype.type) if integer is None else (integer.kind, integer, integer.whole)
+    return (None, dtype.type, dtype.type) if integer is None else (integer.kind, integer.cast, integer.whole)
 
 
 def contiguous_strides(shape, itemsize):
