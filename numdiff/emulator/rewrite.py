@@ -16,13 +16,14 @@ In a checked function each of these calls also carries the number of its site (i
 """
 import ast
 import inspect
+import linecache
 import textwrap
 import types
 from typing import NamedTuple
 
 import numpy as np
 
-from .integers import Integers, cast_named
+from .integers import EMPTY, Integers, cast_named, parts_of
 from .namespace import TWINS
 from .schedule import WAITING
 from .values import OPERATIONS, TYPES
@@ -52,23 +53,55 @@ class Sites:
         return found[0]
 
 
+_METHODS = {}  # class of a node -> the rewriter's method for it
 SITES = Sites()  # of all machines: site numbers are compiled into the rewritten functions
 
 
 def source_tree(function):
     """The syntax tree of a function's definition, line numbers as in its file; None where the source is not known."""
-    if function.__code__.co_name == "<lambda>":
+    code = function.__code__
+    if code.co_name == "<lambda>":
         return lambda_tree(function)
+    try:
+        tree = quick_tree(code)
+    except (SyntaxError, ValueError):
+        tree = None
+    if tree is not None:
+        return tree
     try:
         lines, start = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return None
-    node = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == function.__code__.co_name),
-                None)
+    node = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name), None)
     if node is not None:
         ast.increment_lineno(tree, start - 1)
     return node
+
+
+def quick_tree(code):
+    """The same, from the first line of a definition to the next one that is not indented more; None or a `SyntaxError`
+    where that is not it: a string or parentheses may reach further."""
+    linecache.checkcache(code.co_filename)
+    lines, start = linecache.getlines(code.co_filename), code.co_firstlineno - 1
+    if not 0 <= start < len(lines):
+        return None
+    indent, stop, inside = _indent(lines[start]), start + 1, lines[start].lstrip().startswith("def ")
+    while stop < len(lines):
+        line = lines[stop]
+        if _indent(line) <= indent and not line.isspace() and not line.lstrip().startswith("#"):
+            if inside:
+                break
+            inside = line.lstrip().startswith("def ")  # after its decorators
+        stop += 1
+    above = "\n" * start if not indent else "\n" * (start - 1) + "if 1:\n"
+    tree = ast.parse(above + "".join(lines[start:stop])).body
+    node = (tree[0].body if indent else tree)[0]
+    return node if isinstance(node, ast.FunctionDef) and node.name == code.co_name else None
+
+
+def _indent(line):
+    return len(line) - len(line.lstrip())
 
 
 def lambda_tree(function):
@@ -96,6 +129,31 @@ class Rewriter(ast.NodeTransformer):
         self.function, self.sites, self.checked, self.fixed, self.integers = function, sites, checked, fixed, integers
         self.constants, self.negative, self._temporaries = {}, set(), 0
         self.casts, self.variants = {}, {}  # see `Rewritten`
+
+    def visit(self, node):
+        """As the base class does, without a search for the method each time."""
+        kind = node.__class__
+        method = _METHODS.get(kind)
+        if method is None:
+            method = _METHODS[kind] = getattr(Rewriter, f"visit_{kind.__name__}", Rewriter.generic_visit)
+        return method(self, node)
+
+    def generic_visit(self, node):
+        """As the base class does, of what a tree of expressions and statements has."""
+        for field in node._fields:
+            old = getattr(node, field, None)
+            if old.__class__ is list:
+                new = []
+                for part in old:
+                    made = self.visit(part) if isinstance(part, ast.AST) else part
+                    if made.__class__ is list:
+                        new.extend(made)
+                    elif made is not None or not isinstance(part, ast.AST):
+                        new.append(made)
+                old[:] = new
+            elif isinstance(old, ast.AST) and not isinstance(old, EMPTY):
+                setattr(node, field, self.visit(old))
+        return node
 
     def site(self, node):
         return self.sites.number(self.function.__code__.co_name, self.function.__code__.co_filename, node.lineno)
@@ -292,6 +350,22 @@ def fixed_names(function):
     return found | {name for name, cell in closure.items() if isinstance(cell.cell_contents, (int, float, np.number))}
 
 
+def _give_places(tree):
+    """Say of new nodes that they are where the nodes above them are."""
+    found = [tree]
+    for node in found:  # which grows meanwhile
+        for part in parts_of(node):
+            if not hasattr(part, "lineno"):
+                part.lineno, part.col_offset = node.lineno, node.col_offset
+                part.end_lineno, part.end_col_offset = node.end_lineno, node.end_col_offset
+            found.append(part)
+
+
+def _names_of(code):
+    """The names that a code object, or one in it, takes from outside; names of attributes are among them."""
+    return set(code.co_names).union(*(_names_of(c) for c in code.co_consts if hasattr(c, "co_code")))
+
+
 def literal_of(node):
     """The number that a literal is, with its sign; None for anything else."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -336,15 +410,15 @@ def rewrite(function, sites, checked, given=None):
         return Rewritten(code, set(code.co_names) | set(code.co_freevars), {}, set())
     integers = None if given is None else Integers(function, tree, given)
     if integers is not None:
-        integers.mark(tree)
+        integers.mark()
     rewriter = Rewriter(function, sites, checked, fixed_names(function), integers)
     tree = rewriter.visit(tree)
     tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]  # set on the function object, below
     tree.args.kw_defaults = [d and ast.Constant(None) for d in tree.args.kw_defaults]
-    module = ast.fix_missing_locations(ast.Module([tree], []))
-    code = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
+    _give_places(tree)
+    code = compile(ast.Module([tree], []), function.__code__.co_filename, "exec", dont_inherit=True)
     body = next(c for c in code.co_consts if hasattr(c, "co_code"))
-    names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    names = _names_of(body)
     names |= {name for name, _ in (*rewriter.casts.values(), *rewriter.variants.values())}
     return Rewritten(body, names, rewriter.constants, rewriter.negative, rewriter.casts, rewriter.variants,
                      {} if integers is None else integers.assumed)
