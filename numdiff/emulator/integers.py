@@ -297,7 +297,8 @@ def cast_named(value):
     """The name of the type that a value outside of a kernel is, such as "int32"; None if it is none."""
     if isinstance(value, type) and issubclass(value, np.generic):
         return np.dtype(value).name if value is not np.generic else None
-    name = getattr(value, "name", None) if (getattr(type(value), "__module__", None) or "").startswith("numba.") else None
+    name = getattr(value, "name", None) if (getattr(type(value), "__module__", None) or "").startswith("numba.") \
+        else None
     return ALIASES.get(name, name) if isinstance(name, str) else None
 
 

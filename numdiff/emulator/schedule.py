@@ -27,7 +27,7 @@ KEPT = 1024  # workers that have nothing to do are kept for later launches: to m
 
 
 class Workers(threading.local):
-    """Greenlets that run the threads of one launch after another; each belongs to the thread of the CPU it was made by."""
+    """Greenlets that run the threads of one launch after another; they belong to the CPU's thread that made them."""
 
     def __init__(self):
         self.idle = []
