@@ -16,11 +16,11 @@ from .values import ALIASES, SIGNED
 
 UNKNOWN = None
 ANY = math.inf  # an integer of any size
-INDEX = 40  # bits of lengths, of numbers from a module, and of how often a loop can turn in an emulator
+INDEX = 31  # bits of lengths, of numbers from a module, and of how often a loop can turn in an emulator
 CASTS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
 LARGEST = 62  # what is within ±2^62 does not wrap
 _OPERATORS = {ast.Add: lambda a, b: max(a, b) + 1, ast.Sub: lambda a, b: max(a, b) + 1, ast.Mult: lambda a, b: a + b,
-              ast.FloorDiv: lambda a, b: a + 1, ast.Mod: lambda a, b: b, ast.BitAnd: lambda a, b: max(a, b) + 1,
+              ast.FloorDiv: lambda a, b: a, ast.Mod: lambda a, b: b, ast.BitAnd: lambda a, b: max(a, b) + 1,
               ast.BitOr: lambda a, b: max(a, b) + 1, ast.BitXor: lambda a, b: max(a, b) + 1,
               ast.RShift: lambda a, b: a}
 _ROUNDS = 6  # after which a magnitude that still grows counts as ANY
@@ -190,10 +190,14 @@ class Integers:
     def _of_operation(operator, a, b, right):
         if a is UNKNOWN or b is UNKNOWN:
             return UNKNOWN
+        by = right.value if isinstance(right, ast.Constant) and right.value.__class__ is int else -1
         if isinstance(operator, ast.LShift):
-            by = right.value if isinstance(right, ast.Constant) and right.value.__class__ is int else None
-            return a + by if by is not None and 0 <= by < 64 else 63
-        if isinstance(operator, ast.BitAnd) and isinstance(right, ast.Constant) and right.value >= 0:
+            return a + by if 0 <= by < 64 else 63
+        if isinstance(operator, ast.RShift) and 0 <= by < 64:
+            return max(a - by, 0)
+        if isinstance(operator, ast.FloorDiv) and by > 0:
+            return max(a - by.bit_length() + 1, 0)
+        if isinstance(operator, ast.BitAnd) and by >= 0:
             return b
         rule = _OPERATORS.get(operator.__class__)
         return UNKNOWN if rule is None else min(rule(a, b), ANY)
@@ -275,8 +279,8 @@ class Integers:
 
     @staticmethod
     def _rounded(magnitude):
-        """One of three, so that a function has few variants."""
-        return magnitude if magnitude is UNKNOWN else INDEX if magnitude <= INDEX + 2 else ANY
+        """One of four, so that a function has few variants."""
+        return magnitude if magnitude is UNKNOWN else next(m for m in (INDEX, LARGEST, ANY) if magnitude <= m)
 
     def _is_native(self, operator, a, b, right):
         if a is UNKNOWN or b is UNKNOWN:
