@@ -183,8 +183,9 @@ class Integers:
 
     def _of_range(self, arguments):
         start = self.of(arguments[0]) if len(arguments) > 1 else 0
-        step = self.of(arguments[2]) if len(arguments) > 2 else 0
-        return ANY if start is UNKNOWN or step is UNKNOWN else max(start, step + INDEX) + 1
+        stop, step = self.of(arguments[min(len(arguments) - 1, 1)]), self.of(arguments[2]) if len(arguments) > 2 else 0
+        turning = ANY if start is UNKNOWN or step is UNKNOWN else max(start, step + INDEX) + 1
+        return turning if start is UNKNOWN or stop is UNKNOWN else min(turning, max(start, stop))
 
     @staticmethod
     def _of_operation(operator, a, b, right):
