@@ -350,20 +350,18 @@ def fixed_names(function):
     return found | {name for name, cell in closure.items() if isinstance(cell.cell_contents, (int, float, np.number))}
 
 
-def _give_places(tree):
-    """Say of new nodes that they are where the nodes above them are."""
-    found = [tree]
+def _finish(tree):
+    """Say of new nodes that they are where the nodes above them are; returns all names in the tree."""
+    found, names = [tree], set()
     for node in found:  # which grows meanwhile
+        if node.__class__ is ast.Name:
+            names.add(node.id)
         for part in parts_of(node):
             if not hasattr(part, "lineno"):
                 part.lineno, part.col_offset = node.lineno, node.col_offset
                 part.end_lineno, part.end_col_offset = node.end_lineno, node.end_col_offset
             found.append(part)
-
-
-def _names_of(code):
-    """The names that a code object, or one in it, takes from outside; names of attributes are among them."""
-    return set(code.co_names).union(*(_names_of(c) for c in code.co_consts if hasattr(c, "co_code")))
+    return names
 
 
 def literal_of(node):
@@ -415,10 +413,9 @@ def rewrite(function, sites, checked, given=None):
     tree = rewriter.visit(tree)
     tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]  # set on the function object, below
     tree.args.kw_defaults = [d and ast.Constant(None) for d in tree.args.kw_defaults]
-    _give_places(tree)
+    names = _finish(tree)
     code = compile(ast.Module([tree], []), function.__code__.co_filename, "exec", dont_inherit=True)
     body = next(c for c in code.co_consts if hasattr(c, "co_code"))
-    names = _names_of(body)
     names |= {name for name, _ in (*rewriter.casts.values(), *rewriter.variants.values())}
     return Rewritten(body, names, rewriter.constants, rewriter.negative, rewriter.casts, rewriter.variants,
                      {} if integers is None else integers.assumed)
