@@ -350,7 +350,7 @@ def fixed_names(function):
     return found | {name for name, cell in closure.items() if isinstance(cell.cell_contents, (int, float, np.number))}
 
 
-def _finish(tree):
+def finish(tree):
     """Say of new nodes that they are where the nodes above them are; returns all names in the tree."""
     found, names = [tree], set()
     for node in found:  # which grows meanwhile
@@ -413,7 +413,7 @@ def rewrite(function, sites, checked, given=None):
     tree = rewriter.visit(tree)
     tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]  # set on the function object, below
     tree.args.kw_defaults = [d and ast.Constant(None) for d in tree.args.kw_defaults]
-    names = _finish(tree)
+    names = finish(tree)
     code = compile(ast.Module([tree], []), function.__code__.co_filename, "exec", dont_inherit=True)
     body = next(c for c in code.co_consts if hasattr(c, "co_code"))
     names |= {name for name, _ in (*rewriter.casts.values(), *rewriter.variants.values())}
