@@ -19,6 +19,9 @@ from .cpu import WORKER
 from .gpu import is_open
 
 
+_open = set()  # this process's ends of the connections to all that it has forked, by whichever `Forks`
+
+
 def can_fork():
     """Whether a fork is safe: on Linux, in a process that has set up neither a GPU nor MPI, whose drivers forbid it,
     and in which no other thread is at work: a lock that it held would never be given back in the copy."""
@@ -45,7 +48,7 @@ class Forks:
                     break
             if not process:
                 try:
-                    for connection, _ in self.processes:  # else it would keep others from seeing that this one ends
+                    for connection in _open:  # else it would keep others from seeing that they are let go
                         connection.close()
                     ours.close()
                     _answer(theirs, function)
@@ -53,6 +56,7 @@ class Forks:
                     os._exit(0)
             theirs.close()
             self.processes.append((ours, process))
+            _open.add(ours)
 
     def __len__(self):
         return len(self.processes)
@@ -73,6 +77,7 @@ class Forks:
     def close(self):
         for connection, process in self.processes:
             connection.close()
+            _open.discard(connection)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process, 0)
         self.processes = []
