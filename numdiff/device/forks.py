@@ -18,7 +18,6 @@ import warnings
 from .cpu import WORKER
 from .gpu import is_open
 
-
 _open = set()  # this process's ends of the connections to all that it has forked, by whichever `Forks`
 
 
