@@ -18,6 +18,8 @@ import warnings
 from .cpu import WORKER, as_worker
 from .gpu import is_open
 
+_open = set()  # this process's ends of the connections to all that it has forked, by whichever `Forks`
+
 
 def can_fork():
     """Whether a fork is safe: on Linux, in a process that has set up neither a GPU nor MPI, whose drivers forbid it,
@@ -45,7 +47,7 @@ class Forks:
                     break
             if not process:
                 try:
-                    for connection, _ in self.processes:  # else it would keep others from seeing that this one ends
+                    for connection in _open:  # else it would keep others from seeing that they are let go
                         connection.close()
                     ours.close()
                     _answer(theirs, function)
@@ -53,6 +55,7 @@ class Forks:
                     os._exit(0)
             theirs.close()
             self.processes.append((ours, process))
+            _open.add(ours)
 
     def __len__(self):
         return len(self.processes)
@@ -74,6 +77,7 @@ class Forks:
     def close(self):
         for connection, process in self.processes:
             connection.close()
+            _open.discard(connection)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process, 0)
         self.processes = []

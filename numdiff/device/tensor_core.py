@@ -185,10 +185,12 @@ def _write(machine, array, index, data):
         start = int(index) * array.itemsize
         _bytes_of(array)[_inside(array, start, len(data))] = np.frombuffer(data, np.uint8)
         return
-    site = machine.site_here()
-    found = machine.access.range_of(array, index, len(data) // array.itemsize, site, "writes", align=len(data))
+    site, size = machine.site_here(), len(data)
+    found = machine.access.range_of(array, index, size // array.itemsize, site, "writes", align=size)
     if found is not None:
-        machine.access.write_bytes(*found[:2], np.frombuffer(data, np.uint8), site, array.itemsize)
+        memory, offset, _ = found
+        machine.access.before_write(memory, offset, size, site, array.itemsize)
+        memory.bytes[offset:offset + size].data[:] = data
 
 
 def _inside(array, start, size):

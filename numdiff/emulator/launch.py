@@ -9,6 +9,7 @@ from . import cluster as clusters
 from . import values
 from .asynchronous import Asynchronous
 from .faults import KernelFault, LaunchRefused, Unsupported
+from .integers import holds, magnitude_of
 from .memory import GLOBAL, Access, Busy, CheckedArray, Memory, plain_array
 from .memory_spaces import MemorySpaces
 from .namespace import Resolver
@@ -20,7 +21,7 @@ CHECKS = ("bounds", "uninitialised", "race", "divergence", "float64", "asynchron
 ORDERS = ("forward", "reversed", "shuffled")
 # Limits of a launch: CUDA programming guide, "Compute Capabilities", tables of technical specifications.
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
-_REWRITTEN = {}  # (id of a code object, checked) -> (the code object, what rewrite gave)
+_REWRITTEN = {}  # (id of a code object, checked, magnitudes) -> (the code object, what rewrite gave)
 
 
 class Float64Warning(UserWarning):
@@ -127,7 +128,8 @@ class Emulator(MemorySpaces, Reports):
     def _checked_operation(self, function, name):
         machine, recorder, float32, float64, signed = self, self.recorder, values.float32, values.float64, values.SIGNED
         quick = {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "BitAnd": operator.and_,
-                 "BitOr": operator.or_, "BitXor": operator.xor}.get(name)
+                 "BitOr": operator.or_, "BitXor": operator.xor, "FloorDiv": operator.floordiv, "Mod": operator.mod,
+                 "LShift": operator.lshift, "RShift": operator.rshift}.get(name)
 
         def operation(a, b, site):
             result = function(a, b)
@@ -138,53 +140,95 @@ class Emulator(MemorySpaces, Reports):
                 recorder.operation(result, site)
             return result
 
-        # most operations are on two float32, or on two signed integers, which are Python's unless a product wraps
+        # most operations are on two float32, or on two signed integers, which are Python's unless a product wraps, or
+        # on two unsigned ones
+        low, high, bits = -values.HALF64, values.HALF64, values.BITS64
+        unsigned, UInt64 = values.UNSIGNED, values.UInt64
+
         def quick_operation(a, b, site):
             c, d = a.__class__, b.__class__
             if c is float32 and d is float32 or c in signed and d in signed:
                 return quick(a, b)
+            if c in unsigned and d in unsigned:
+                return UInt64(quick(a, b) & bits)
             return operation(a, b, site)
 
         def quick_product(a, b, site):
-            if a.__class__ is float32 and b.__class__ is float32:
-                return quick(a, b)
-            if a.__class__ in signed and b.__class__ in signed:
+            c, d = a.__class__, b.__class__
+            if c is float32 and d is float32:
+                return a * b
+            if c in signed and d in signed:
                 product = a * b
-                if -values.HALF64 <= product < values.HALF64:
+                if low <= product < high:
                     return product
+            elif c in unsigned and d in unsigned:
+                return UInt64(a * b & bits)
+            return operation(a, b, site)
+
+        def quick_quotient(a, b, site):
+            if a.__class__ in signed and b.__class__ in signed and low <= a < high:
+                return quick(a, b)
+            return operation(a, b, site)
+
+        def quick_shift(a, b, site):
+            if 0 <= b < 64:
+                if a.__class__ in signed:
+                    result = quick(a, int(b))
+                    if low <= a < high and low <= result < high:
+                        return result
+                elif a.__class__ in unsigned:
+                    return UInt64(quick(a, int(b)) & bits)
             return operation(a, b, site)
 
         if quick is None or recorder is not None:
             return operation
-        return quick_product if name == "Mult" else quick_operation
+        return {"Mult": quick_product, "FloorDiv": quick_quotient, "Mod": quick_quotient, "LShift": quick_shift,
+                "RShift": quick_shift}.get(name, quick_operation)
 
-    def function(self, kernel):
-        """The emulated function of a `@cuda.jit` kernel, a device function, or a plain Python function."""
+    def function(self, kernel, given=()):
+        """The emulated function of a `@cuda.jit` kernel, a device function, or a plain Python function.
+
+        given: magnitudes of its arguments, as far as they are known to be signed integers (integers.py)
+        """
         python = getattr(kernel, "py_func", kernel)
-        if id(python) in self._functions:
-            return self._functions[id(python)][1]
-        key = (id(python.__code__), self.checked)
+        if self.recorder is not None or self.tracer is not None:
+            given = None
+        key = id(python), given
+        if key not in self._functions:
+            made = self._rewritten(python, given)
+            if not holds(made.assumed, {n: self.resolver(n, v) for n, v in outside(python, made.assumed).items()},
+                         self.resolver.cuda, values.TYPES):
+                made = self._rewritten(python, None)
+            self._link(python, key, made)
+        return self._functions[key][1]
+
+    def _rewritten(self, python, given):
+        key = id(python.__code__), self.checked, given
         if key not in _REWRITTEN:
-            _REWRITTEN[key] = python.__code__, rewrite(python, SITES, self.checked)
-        code, names, constants, negative = _REWRITTEN[key][1]
-        self.negative_sites |= negative
-        namespace = {**self.helpers, **constants, "__builtins__": __builtins__, "__name__": python.__module__,
+            _REWRITTEN[key] = python.__code__, rewrite(python, SITES, self.checked, given)
+        return _REWRITTEN[key][1]
+
+    def _link(self, python, key, made):
+        """Make the function from its code, with all that it finds outside of itself."""
+        code = made.code
+        self.negative_sites |= made.negative
+        namespace = {**self.helpers, **made.constants, "__builtins__": __builtins__, "__name__": python.__module__,
                      "__words__": python.__globals__.get("WORDS") is True}
-        closure = None
         function = type(python)(code, namespace, python.__name__, None,
-                                closure if not code.co_freevars else self._cells(python, code))
-        self._functions[id(python)] = python, function
+                                None if not code.co_freevars else self._cells(python, code))
+        self._functions[key] = python, function
         function.__defaults__ = python.__defaults__ and tuple(self.resolver("default", d) for d in python.__defaults__)
         function.__kwdefaults__ = python.__kwdefaults__
-        captured = dict(zip(python.__code__.co_freevars, python.__closure__ or (), strict=True))
-        for name in names:
-            if name in captured:
-                namespace[name] = self.resolver(name, captured[name].cell_contents)
-            elif name in python.__globals__:
-                namespace[name] = self.resolver(name, python.__globals__[name])
+        found = outside(python, made.names)
+        for name in made.names:
+            if name in found:
+                namespace[name] = self.resolver(name, found[name])
             elif name in values.BUILTINS:
                 namespace[name] = self.resolver.builtins[name]
-        return function
+        for name, (kind, number) in made.casts.items():
+            namespace[name] = namespace[kind](number)
+        for name, (called, magnitudes) in made.variants.items():
+            namespace[name] = self.function(found[called], magnitudes)
 
     def _cells(self, python, code):
         """Closure cells for a function whose source is unknown."""
@@ -207,12 +251,12 @@ class Emulator(MemorySpaces, Reports):
         self.dynamic_shared = shared
         for target, source in ((self.grid_dim, grid), (self.block_dim, block)):
             target.x, target.y, target.z = source
-        function = self.function(kernel)
         names = python.__code__.co_varnames
         arguments, back = [], []
         for k, value in enumerate(args):
             arguments.append(self.argument(value, names[k] if k < python.__code__.co_argcount else f"argument {k}",
                                            back))
+        function = self.function(kernel, tuple(map(magnitude_of, arguments)))
         self.float64_is_meant = self.float64 if self.float64 is not None else any(
             getattr(a, "dtype", None) == np.float64 for a in values.leaves(arguments) if hasattr(a, "shape")) or \
             "float64" not in self.checks
@@ -345,6 +389,13 @@ class Emulator(MemorySpaces, Reports):
             self.recorder.block_ends(block)
         if self.tracer is not None:
             self.tracer.block_ends(block)
+
+
+def outside(python, names):
+    """{name: value} of what a function finds under these names in its closure and its module."""
+    captured = dict(zip(python.__code__.co_freevars, python.__closure__ or (), strict=True))
+    return {name: captured[name].cell_contents if name in captured else python.__globals__[name]
+            for name in names if name in captured or name in python.__globals__}
 
 
 def in_three(size):

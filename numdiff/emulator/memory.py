@@ -24,6 +24,7 @@ from .values import INTEGER_TYPES, dtype_of, scalar
 GLOBAL, SHARED, LOCAL, CONSTANT = "global", "shared", "local", "constant"
 POISON = 0xFF  # every byte of memory that nobody has written: NaN as a float, -1 as an integer
 NEIGHBOURS = 256  # bytes that look up asynchronous operations together
+_POISONED = bytes([POISON])
 ROUND = 16  # sizes are rounded up to this, so that a memory can be seen as any dtype
 
 
@@ -35,7 +36,8 @@ class Memory:
 
     def __init__(self, space, size, name="", address=0, data=None, valid=False):
         self.space, self.name, self.size, self.address = space, name, size, address
-        self.bytes = np.full(-(-size // ROUND) * ROUND, POISON, np.uint8) if data is None else data
+        room = -(-size // ROUND) * ROUND
+        self.bytes = np.frombuffer(bytearray(_POISONED * room), np.uint8) if data is None else data
         self.valid = None if valid else bytearray(len(self.bytes))
         self.views = {}
         self.shadowed = space in (SHARED, GLOBAL)  # whether several threads can meet here
@@ -75,17 +77,14 @@ class Memory:
 class Busy(list):
     """Entries for the asynchronous operations that use a memory; `near` gives those that matter at one place."""
 
-    __slots__ = ("found",)
-
-    def __init__(self):
-        self.found = {}  # (place / NEIGHBOURS, writes) -> what `near` gave
+    found = None  # {(place / NEIGHBOURS, writes): what `near` gave}
 
     def append(self, entry):
-        self.found = {}
+        self.found = None
         super().append(entry)
 
     def remove(self, entry):
-        self.found = {}
+        self.found = None
         super().remove(entry)
 
     def near(self, start, stop, writes):
@@ -93,6 +92,8 @@ class Busy(list):
         place = start // NEIGHBOURS
         if (stop - 1) // NEIGHBOURS != place:
             return [e for e in self if e.start < stop and start < e.stop and (writes or e.writes)]
+        if self.found is None:
+            self.found = {}
         found = self.found.get((place, writes))
         if found is None:
             first, last = place * NEIGHBOURS, (place + 1) * NEIGHBOURS
@@ -108,8 +109,7 @@ class IntegerArray:
 
     def __init__(self, data):
         self.data = data
-        self.cast = INTEGER_TYPES[data.dtype.name]
-        self.kind = self.cast.kind
+        self.kind, self.cast, _ = _element(data.dtype)
 
     def __getitem__(self, index):
         value = self.data[index]
@@ -294,7 +294,7 @@ class RecordArray:
 def _element(dtype):
     """How an element is read, cast and stored: a `CheckedArray`'s kind, cast, exact (needs no cast)."""
     integer = INTEGER_TYPES.get(dtype.name)
-    return (None, dtype.type, dtype.type) if integer is None else (integer.kind, integer, integer.whole)
+    return (None, dtype.type, dtype.type) if integer is None else (integer.kind, integer.cast, integer.whole)
 
 
 def contiguous_strides(shape, itemsize):

@@ -309,7 +309,7 @@ def emulated_cuda(machine):
 
     def brev(x):
         bits, width = _bits_of(x)
-        kind = values.INTEGER_TYPES[f"{'u' if x.__class__ in values.UNSIGNED else ''}int{width}"]
+        kind = values.TYPES[f"{'u' if x.__class__ in values.UNSIGNED else ''}int{width}"]
         return kind(int(f"{bits:0{width}b}"[::-1], 2))
 
     def ffs(x):

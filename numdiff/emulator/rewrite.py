@@ -3,7 +3,10 @@
 The syntax tree of the function is changed in a few places and compiled under its own file name and line numbers, so
 that tracebacks, `breakpoint()` and coverage point into the real source:
 
-    a + b           __Add(a, b)              Numba's types and rounding (values.py)
+    a + b           __Add(a, b)              Numba's types and rounding (values.py); where both are known to be
+                                             signed integers, it stays (integers.py)
+    float32(0.5)    a constant, made once
+    f(a, b)         the variant of a device function for the integers among its arguments
     0.5             a float64 constant       which is what Numba takes it for
     a[i], a[i] = v  __load(a, i), __store    only where accesses are checked
     while c:        while __turn(1) and c:   so that a waiting loop gives others a turn, and an endless one is noticed
@@ -13,12 +16,17 @@ In a checked function each of these calls also carries the number of its site (i
 """
 import ast
 import inspect
+import linecache
 import textwrap
+import types
+from typing import NamedTuple
 
 import numpy as np
 
+from .integers import EMPTY, Integers, cast_named, parts_of
+from .namespace import TWINS
 from .schedule import WAITING
-from .values import OPERATIONS
+from .values import OPERATIONS, TYPES
 
 
 class Sites:
@@ -45,23 +53,55 @@ class Sites:
         return found[0]
 
 
+_METHODS = {}  # class of a node -> the rewriter's method for it
 SITES = Sites()  # of all machines: site numbers are compiled into the rewritten functions
 
 
 def source_tree(function):
     """The syntax tree of a function's definition, line numbers as in its file; None where the source is not known."""
-    if function.__code__.co_name == "<lambda>":
+    code = function.__code__
+    if code.co_name == "<lambda>":
         return lambda_tree(function)
+    try:
+        tree = quick_tree(code)
+    except (SyntaxError, ValueError):
+        tree = None
+    if tree is not None:
+        return tree
     try:
         lines, start = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return None
-    node = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == function.__code__.co_name),
-                None)
+    node = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name), None)
     if node is not None:
         ast.increment_lineno(tree, start - 1)
     return node
+
+
+def quick_tree(code):
+    """The same, from the first line of a definition to the next one that is not indented more; None or a `SyntaxError`
+    where that is not it: a string or parentheses may reach further."""
+    linecache.checkcache(code.co_filename)
+    lines, start = linecache.getlines(code.co_filename), code.co_firstlineno - 1
+    if not 0 <= start < len(lines):
+        return None
+    indent, stop, inside = _indent(lines[start]), start + 1, lines[start].lstrip().startswith("def ")
+    while stop < len(lines):
+        line = lines[stop]
+        if _indent(line) <= indent and not line.isspace() and not line.lstrip().startswith("#"):
+            if inside:
+                break
+            inside = line.lstrip().startswith("def ")  # after its decorators
+        stop += 1
+    above = "\n" * start if not indent else "\n" * (start - 1) + "if 1:\n"
+    tree = ast.parse(above + "".join(lines[start:stop])).body
+    node = (tree[0].body if indent else tree)[0]
+    return node if isinstance(node, ast.FunctionDef) and node.name == code.co_name else None
+
+
+def _indent(line):
+    return len(line) - len(line.lstrip())
 
 
 def lambda_tree(function):
@@ -85,9 +125,35 @@ def lambda_tree(function):
 class Rewriter(ast.NodeTransformer):
     """Makes the operations of one function explicit. `negative` collects the sites whose index is a literal -1, -2 …"""
 
-    def __init__(self, function, sites, checked, fixed):
-        self.function, self.sites, self.checked, self.fixed = function, sites, checked, fixed
+    def __init__(self, function, sites, checked, fixed, integers):
+        self.function, self.sites, self.checked, self.fixed, self.integers = function, sites, checked, fixed, integers
         self.constants, self.negative, self._temporaries = {}, set(), 0
+        self.casts, self.variants = {}, {}  # see `Rewritten`
+
+    def visit(self, node):
+        """As the base class does, without a search for the method each time."""
+        kind = node.__class__
+        method = _METHODS.get(kind)
+        if method is None:
+            method = _METHODS[kind] = getattr(Rewriter, f"visit_{kind.__name__}", Rewriter.generic_visit)
+        return method(self, node)
+
+    def generic_visit(self, node):
+        """As the base class does, of what a tree of expressions and statements has."""
+        for field in node._fields:
+            old = getattr(node, field, None)
+            if old.__class__ is list:
+                new = []
+                for part in old:
+                    made = self.visit(part) if isinstance(part, ast.AST) else part
+                    if made.__class__ is list:
+                        new.extend(made)
+                    elif made is not None or not isinstance(part, ast.AST):
+                        new.append(made)
+                old[:] = new
+            elif isinstance(old, ast.AST) and not isinstance(old, EMPTY):
+                setattr(node, field, self.visit(old))
+        return node
 
     def site(self, node):
         return self.sites.number(self.function.__code__.co_name, self.function.__code__.co_filename, node.lineno)
@@ -121,7 +187,7 @@ class Rewriter(ast.NodeTransformer):
     def visit_BinOp(self, node):
         fixed = self.is_fixed(node)
         self.generic_visit(node)
-        if fixed:
+        if fixed or getattr(node, "native", False):
             return node
         for product, other, name in ((node.right, node.left, "__AddMult"), (node.left, node.right, "__MultAdd")):
             if isinstance(node.op, ast.Add) and self.is_product(product, node):
@@ -136,11 +202,29 @@ class Rewriter(ast.NodeTransformer):
             node.lineno == of.lineno)
 
     def visit_UnaryOp(self, node):
-        fixed = self.is_fixed(node)
+        fixed = self.is_fixed(node) or getattr(node, "native", False)
         self.generic_visit(node)
         if not fixed and type(node.op).__name__ in OPERATIONS:
             return ast.copy_location(
                 ast.Call(ast.Name(f"__{type(node.op).__name__}", ast.Load()), [node.operand], []), node)
+        return node
+
+    def visit_Call(self, node):
+        outside = self.integers and isinstance(node.func, ast.Name) and node.func.id not in self.integers.inner and (
+            self.integers.outside.get(node.func.id))
+        literal = len(node.args) == 1 and not node.keywords and literal_of(node.args[0])
+        if outside and literal.__class__ in (int, float) and cast_named(outside) in TYPES:
+            self.integers.assumed[node.func.id] = "cast", cast_named(outside)
+            name = f"__cast_{len(self.casts)}"
+            self.casts[name] = node.func.id, np.float64(literal) if literal.__class__ is float else literal
+            return ast.copy_location(ast.Name(name, ast.Load()), node)
+        magnitudes = getattr(node, "magnitudes", ())
+        self.generic_visit(node)
+        if outside and any(magnitudes) and is_function(outside):
+            name = f"{node.func.id}__{len(self.variants)}"
+            name = next((known for known, given in self.variants.items() if given == (node.func.id, magnitudes)), name)
+            self.variants[name] = node.func.id, magnitudes
+            node.func = ast.copy_location(ast.Name(name, ast.Load()), node.func)
         return node
 
     def index(self, node):
@@ -218,6 +302,9 @@ class Rewriter(ast.NodeTransformer):
                 "__augment", (array, index, ast.Name(name, ast.Load()), value), node.target)), node)
         left = ast.copy_location(ast.Name(node.target.id, ast.Load()), node) if isinstance(node.target, ast.Name) \
             else ast.copy_location(ast.Attribute(node.target.value, node.target.attr, ast.Load()), node)
+        if getattr(node, "native", False):
+            node.value = value
+            return node
         return ast.copy_location(ast.Assign([node.target], self.operation(node.op, (left, value), node)), node)
 
     def visit_AnnAssign(self, node):
@@ -263,9 +350,54 @@ def fixed_names(function):
     return found | {name for name, cell in closure.items() if isinstance(cell.cell_contents, (int, float, np.number))}
 
 
-def rewrite(function, sites, checked):
-    """(code object, names that it takes from outside, float constants, negative sites) of a kernel or device function.
+def finish(tree):
+    """Say of new nodes that they are where the nodes above them are; returns all names in the tree."""
+    found, names = [tree], set()
+    for node in found:  # which grows meanwhile
+        if node.__class__ is ast.Name:
+            names.add(node.id)
+        for part in parts_of(node):
+            if not hasattr(part, "lineno"):
+                part.lineno, part.col_offset = node.lineno, node.col_offset
+                part.end_lineno, part.end_col_offset = node.end_lineno, node.end_col_offset
+            found.append(part)
+    return names
 
+
+def literal_of(node):
+    """The number that a literal is, with its sign; None for anything else."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        number = literal_of(node.operand)
+        return None if number is None else -number
+    return node.value if isinstance(node, ast.Constant) and node.value.__class__ in (int, float) else None
+
+
+def is_function(value):
+    """Whether a value is a function like a kernel's own, of which there may be variants.
+
+    Not one that makes shared arrays: each is one array wherever it is called.
+    """
+    python = getattr(value, "py_func", value)
+    return isinstance(python, types.FunctionType) and "shared" not in python.__code__.co_names and (
+        not (python.__module__ or "").startswith("numba.") and id(value) not in TWINS)
+
+
+class Rewritten(NamedTuple):
+    """What `rewrite` makes of a function."""
+
+    code: types.CodeType
+    names: set  # that it takes from outside
+    constants: dict  # further names that it takes: floats
+    negative: set  # sites whose index is a literal -1, -2 …
+    casts: dict = {}  # name -> (name of a type, a number to cast)
+    variants: dict = {}  # name -> (name of a function, magnitudes of its arguments)
+    assumed: dict = {}  # name -> what `Integers` takes for granted of it
+
+
+def rewrite(function, sites, checked, given=None):
+    """A kernel or device function with its operations made explicit: `Rewritten`.
+
+    given: magnitudes of its arguments (integers.py); None: all operations are made explicit, for who counts them
     Without source (a function made by exec) the code object is the function's own: accesses of checked arrays are then
     still checked, but mixed arithmetic follows NumPy's rules, and loops that wait are not noticed.
     """
@@ -273,13 +405,17 @@ def rewrite(function, sites, checked):
     if tree is None:
         code = function.__code__
         code = code.replace(co_consts=tuple(np.float64(c) if c.__class__ is float else c for c in code.co_consts))
-        return code, set(code.co_names) | set(code.co_freevars), {}, set()
-    rewriter = Rewriter(function, sites, checked, fixed_names(function))
+        return Rewritten(code, set(code.co_names) | set(code.co_freevars), {}, set())
+    integers = None if given is None else Integers(function, tree, given)
+    if integers is not None:
+        integers.mark()
+    rewriter = Rewriter(function, sites, checked, fixed_names(function), integers)
     tree = rewriter.visit(tree)
     tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]  # set on the function object, below
     tree.args.kw_defaults = [d and ast.Constant(None) for d in tree.args.kw_defaults]
-    module = ast.fix_missing_locations(ast.Module([tree], []))
-    code = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
+    names = finish(tree)
+    code = compile(ast.Module([tree], []), function.__code__.co_filename, "exec", dont_inherit=True)
     body = next(c for c in code.co_consts if hasattr(c, "co_code"))
-    names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    return body, names, rewriter.constants, rewriter.negative
+    names |= {name for name, _ in (*rewriter.casts.values(), *rewriter.variants.values())}
+    return Rewritten(body, names, rewriter.constants, rewriter.negative, rewriter.casts, rewriter.variants,
+                     {} if integers is None else integers.assumed)

@@ -11,6 +11,7 @@ wait for something that none of them can provide, as at a grid-wide barrier.
 import contextvars
 import random
 import sys
+import threading
 import time
 
 import greenlet
@@ -22,6 +23,50 @@ WAITING = 64  # turns that one turn counts for in a loop that seems to wait: its
 ROUNDS = 16  # of looping before another block starts, which the loops may be waiting for
 PATIENCE = 5.0  # seconds without any progress after which a wait counts as endless
 LONGEST = 12  # times the patience: how long loops may run that change nothing but their own variables
+KEPT = 1024  # workers that have nothing to do are kept for later launches: to make one takes as long as 30 switches
+
+
+class Workers(threading.local):
+    """Greenlets that run the threads of one launch after another; they belong to the CPU's thread that made them."""
+
+    def __init__(self):
+        self.idle = []
+
+    def take(self, hub):
+        """A worker that waits for (scheduler, thread), and ends in the greenlet `hub` if it ends."""
+        if self.idle:
+            worker = self.idle.pop()
+            if worker.parent is not hub:
+                worker.parent = hub
+            return worker
+        worker = greenlet.greenlet(_work, hub)
+        worker.gr_context = contextvars.copy_context()  # NumPy keeps there that overflow is no error
+        return worker
+
+    def shrink(self):
+        """End those that are more than are kept."""
+        while len(self.idle) > KEPT:
+            self.idle.pop().throw(greenlet.GreenletExit)
+
+
+WORKERS = Workers()
+
+
+def _work(scheduler, thread):
+    """Body of a worker greenlet: runs one thread after another."""
+    while True:
+        try:
+            scheduler.body()
+        except greenlet.GreenletExit:
+            return
+        except Exception as error:
+            scheduler.machine.thread_failed(thread, error)
+        scheduler.exit(thread)
+        hub, idle = scheduler.hub, scheduler.idle
+        scheduler = thread = None  # what waits for work keeps no launch's memory
+        idle.append(greenlet.getcurrent())
+        del idle
+        scheduler, thread = hub.switch()
 
 
 class Dim3:
@@ -108,9 +153,11 @@ class Scheduler:
     def __init__(self, machine, body, dimensions):
         self.machine, self.body, self.dimensions = machine, body, dimensions
         self.hub = greenlet.getcurrent()
-        self.idle, self.awake, self.spinning = [], [], []
+        self.idle = WORKERS.idle  # workers without a thread
+        self.awake, self.spinning = [], []
         self.polls = []  # (thread, condition) of threads in wait_until
-        self.random = random.Random(machine.seed)
+        draw = random.Random(machine.seed).random
+        self._draw = lambda _: draw()  # sorted by what it gives, threads are shuffled, in half of shuffle()'s time
         self.progress = 0  # counts everything that may let a waiting thread go on
         self.checked = machine.checked
         self.blocks = []
@@ -161,13 +208,12 @@ class Scheduler:
         self.ended += 1
 
     def abandon(self):
-        """Drop all threads that still wait, and the workers: Python's collector sees no cycle through a greenlet."""
+        """Drop all threads that still wait: Python's collector sees no cycle through a greenlet."""
         for block in self.blocks:
             for thread in block.threads:
                 if thread.greenlet is not None and not thread.done:
                     thread.greenlet.throw(greenlet.GreenletExit)
-        while self.idle:
-            self.idle.pop().throw(greenlet.GreenletExit)
+        WORKERS.shrink()
         self.blocks, self.awake, self.spinning, self.polls = [], [], [], []
 
     def _turn_until_stuck(self):
@@ -175,7 +221,7 @@ class Scheduler:
         while self.awake:
             ready, self.awake = self.awake, []
             if machine.order == "shuffled":
-                self.random.shuffle(ready)
+                ready.sort(key=self._draw)
             for thread in ready:
                 if thread.done:
                     continue
@@ -185,8 +231,8 @@ class Scheduler:
                 else:
                     self.enter(thread)
                 if thread.greenlet is None:
-                    thread.greenlet = self.idle.pop() if self.idle else self._worker()
-                    thread.greenlet.switch(thread)
+                    thread.greenlet = WORKERS.take(self.hub)
+                    thread.greenlet.switch(self, thread)
                 else:
                     thread.wait = None
                     thread.greenlet.switch()
@@ -205,25 +251,7 @@ class Scheduler:
             at = machine.block_index
             at.x, at.y, at.z = thread.block.index
 
-    def _worker(self):
-        worker = greenlet.greenlet(self._work)
-        worker.gr_context = contextvars.copy_context()  # NumPy keeps there that overflow is no error
-        return worker
-
-    def _work(self, thread):
-        """Body of a worker greenlet: runs one thread after another."""
-        while True:
-            try:
-                self.body()
-            except greenlet.GreenletExit:
-                return
-            except Exception as error:
-                self.machine.thread_failed(thread, error)
-            self._exit(thread)
-            self.idle.append(greenlet.getcurrent())
-            thread = self.hub.switch()
-
-    def _exit(self, thread):
+    def exit(self, thread):
         thread.done, block = True, thread.block
         block.alive -= 1
         self.progress += 1
@@ -243,8 +271,7 @@ class Scheduler:
         if self.machine.order == "reversed":
             return list(reversed(threads))
         if self.machine.order == "shuffled":
-            threads = list(threads)
-            self.random.shuffle(threads)
+            return sorted(threads, key=self._draw)
         return threads
 
     # waiting ----------------------------------------------------------------------------------------------------------

@@ -91,10 +91,10 @@ def _mixed(function, a, b):
     if ka is None or kb is None:
         return function(a, b)  # tuples, or a mistake that Python names
     kind = _PROMOTED[ka, kb]
-    if kind == "i":
-        return wrap64(function(int(a), int(b)))
     if kind == "u":
         return UInt64(function(int(a), int(b)) & BITS64)
+    if kind == "i":
+        return wrap64(function(int(a), int(b)))
     to = _FLOAT[kind]
     return function(to(a), to(b))
 
@@ -177,7 +177,7 @@ def _bitwise(function):
         if c in SIGNED and d in SIGNED:
             return function(a, b)
         if c in UNSIGNED and d in UNSIGNED:
-            return UInt64(function(int(a), int(b)))
+            return UInt64(function(a, b))
         if c in UNSIGNED or d in UNSIGNED:
             return wrap64(function(int(a) & BITS64, int(b) & BITS64))
         return function(a, b)
@@ -244,8 +244,11 @@ def _to_int(value):
     return int(value)
 
 
+FEW = 1024  # small numbers of each class that are made in advance
+
+
 class IntegerType:
-    """int8 … uint64, as a cast (`int32(x)`) and as the dtype of an array."""
+    """int8 … uint64 as the dtype of an array; `cast` is the type as a kernel knows it, `int32(x)`."""
 
     def __init__(self, name):
         self.name, self.dtype = name, np.dtype(name)
@@ -256,21 +259,39 @@ class IntegerType:
         self.low = -(1 << self.bits - 1) if self.signed else 0
         self.high = self.low + (1 << self.bits)
         self.mask = (1 << self.bits) - 1
+        self.cast = self._make_cast()
 
-    def __call__(self, value=0):
-        kind, given = self.kind, value.__class__
-        if given is self.whole:
-            return value
-        if given in INTEGERS and self.low <= value < self.high:
-            return kind(value)
-        was_float = given in FLOATS
+    def _make_cast(self):
+        """A function, which Python calls faster than an object, with the attributes that a type has."""
+        kind, whole, low, high, convert = self.kind, self.whole, self.low, self.high, self._convert
+        few = tuple(kind(i) for i in range(min(FEW, high)))  # most are small: Python makes a number of a class slowly
+        end = len(few)
+
+        def cast(value=0):
+            given = value.__class__
+            if given is whole:
+                return value
+            if given in INTEGERS:
+                if 0 <= value < end:
+                    return few[value]
+                if low <= value < high:
+                    return kind(value)
+            return convert(value)
+
+        cast.name, cast.dtype = self.name, self.dtype
+        cast.__name__ = cast.__qualname__ = self.name
+        return cast
+
+    def _convert(self, value):
+        """A float, or an integer that is out of range."""
+        was_float = value.__class__ in FLOATS
         value = _to_int(value)
         if not self.low <= value < self.high:
             if was_float:  # cvt saturates
                 value = min(max(value, self.low), self.high - 1)
             else:
                 value = (value - self.low & self.mask) + self.low
-        return kind(value)
+        return self.kind(value)
 
     def __repr__(self):
         return self.name
@@ -278,12 +299,14 @@ class IntegerType:
 
 INTEGER_TYPES = {name: IntegerType(name) for name in ("int8", "int16", "int32", "int64",
                                                       "uint8", "uint16", "uint32", "uint64")}
-TYPES = {**INTEGER_TYPES, "float16": float16, "float32": float32, "float64": float64, "bool": boolean}
+TYPES = {**{name: kind.cast for name, kind in INTEGER_TYPES.items()}, "float16": float16, "float32": float32,
+         "float64": float64, "bool": boolean}
 ALIASES = {"boolean": "bool", "bool_": "bool", "intp": "int64", "uintp": "uint64", "intc": "int32", "uintc": "uint32",
            "byte": "uint8", "double": "float64", "half": "float16", "single": "float32", "f2": "float16",
            "f4": "float32", "f8": "float64", "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64", "u1": "uint8",
            "u2": "uint16", "u4": "uint32", "u8": "uint64", "short": "int16", "ushort": "uint16", "int_": "int64",
            "uint": "uint64", "float_": "float32", "longlong": "int64", "ulonglong": "uint64", "long_": "int64"}
+DTYPES = {name: np.dtype(name) for name in TYPES}
 
 
 def type_named(name):
@@ -293,12 +316,9 @@ def type_named(name):
 
 def dtype_of(kind):
     """The NumPy dtype that a kernel names by NumPy's type, Numba's, the emulator's, or a string."""
-    if isinstance(kind, IntegerType):
-        return kind.dtype
     name = getattr(kind, "name", None)
-    if isinstance(name, str) and type_named(name):
-        return type_named(name).dtype
-    return np.dtype(kind)
+    found = DTYPES.get(ALIASES.get(name, name)) if name.__class__ is str else None
+    return np.dtype(kind) if found is None else found
 
 
 def scalar(value):
@@ -352,7 +372,7 @@ def absolute(a):
 
 def to_integer(a=0):
     """int(x)"""
-    return a if a.__class__ in SIGNED or a.__class__ in UNSIGNED else INTEGER_TYPES["int64"](a)
+    return a if a.__class__ in SIGNED or a.__class__ in UNSIGNED else TYPES["int64"](a)
 
 
 def to_float(a=0):

@@ -94,6 +94,20 @@ def is_running(process):
         return False
 
 
+def test_they_end_while_later_ones_live(forks):
+    """…which have all that was open when they were forked."""
+    later = Forks(where, 1)
+    process = forks.processes[0][1]
+    closing = threading.Thread(target=forks.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    ended = not closing.is_alive()
+    later.close()
+    assert ended
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
 def test_no_fork_beside_mpi_or_a_thread(monkeypatch):
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     before, end = can_fork(), threading.Event()

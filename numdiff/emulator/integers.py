@@ -1,0 +1,324 @@
+"""Which operations of a kernel are on signed integers whatever it is given: Python's own operators do them.
+
+A call of `values.add` takes five times as long as `a + b`. Where both are signed integers the two are the same; so are
+products and quotients that cannot leave 64 bits. An index is mostly made of such: thread and block numbers, shapes,
+literals, casts to int32, the variables of `for … in range(…)`, and sums and products of these.
+
+A magnitude k says that a signed integer is within ±2^k; None: it may be anything else than a signed integer.
+"""
+import ast
+import math
+import types
+
+import numpy as np
+
+from .values import ALIASES, SIGNED
+
+UNKNOWN = None
+ANY = math.inf  # an integer of any size
+INDEX = 31  # bits of lengths, of numbers from a module, and of how often a loop can turn in an emulator
+CASTS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
+LARGEST = 62  # what is within ±2^62 does not wrap
+_OPERATORS = {ast.Add: lambda a, b: max(a, b) + 1, ast.Sub: lambda a, b: max(a, b) + 1, ast.Mult: lambda a, b: a + b,
+              ast.FloorDiv: lambda a, b: a, ast.Mod: lambda a, b: b, ast.BitAnd: lambda a, b: max(a, b) + 1,
+              ast.BitOr: lambda a, b: max(a, b) + 1, ast.BitXor: lambda a, b: max(a, b) + 1,
+              ast.RShift: lambda a, b: a}
+_ROUNDS = 6  # after which a magnitude that still grows counts as ANY
+
+
+EMPTY = ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop  # nodes with nothing in them
+
+
+def parts_of(node):
+    """The nodes right below a node, but contexts and operators."""
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if value.__class__ is list:
+            yield from [part for part in value if isinstance(part, ast.AST)]
+        elif isinstance(value, ast.AST) and not isinstance(value, EMPTY):
+            yield value
+
+
+def nodes_of(tree):
+    """A node and all below it; as `ast.walk`, in a third of its time."""
+    found = [tree]
+    for node in found:  # which grows meanwhile
+        found += parts_of(node)
+    return found
+
+
+def magnitude_of(value):
+    """The magnitude of a number that a kernel is given: INDEX, ANY or UNKNOWN."""
+    if value.__class__ not in SIGNED:
+        return UNKNOWN
+    return INDEX if -1 << INDEX <= value <= 1 << INDEX else ANY
+
+
+class Integers:
+    """The signed integers of one function. After `mark`, an operation's node has `native`: whether Python does it.
+
+    given: magnitudes of its parameters
+    assumed: {name: (what the function is taken to find under it outside, …)}: to be checked by `holds`
+    """
+
+    def __init__(self, function, node, given):
+        code, self.assumed, self.nodes = function.__code__, {}, nodes_of(node)
+        captured = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        names = [n for n in self.nodes if n.__class__ is ast.Name]
+        self.inner = {n.id for n in names if n.ctx.__class__ is not ast.Load} | set(code.co_varnames) | set(
+            code.co_cellvars)
+        self.outside = {}
+        for name in {n.id for n in names} - self.inner:
+            if name in captured:
+                self.outside[name] = captured[name].cell_contents
+            elif name in function.__globals__:
+                self.outside[name] = function.__globals__[name]
+        parameters = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
+        self.bindings = {name: [magnitude] for name, magnitude in zip(parameters, given, strict=False)}
+        others = self._all_parameters(node)
+        for name in self.inner - self.bindings.keys():
+            self.bindings[name] = [UNKNOWN] if name in others else []
+        self._bind(node)
+        self._solve()
+
+    @staticmethod
+    def _all_parameters(node):
+        return {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+
+    # what is assigned to names ----------------------------------------------------------------------------------------
+
+    def _bind(self, node):
+        understood, stored = set(), []  # ids of the nodes of names
+        for part in self.nodes:
+            kind = part.__class__
+            if kind is ast.Name:
+                if part.ctx.__class__ is not ast.Load:
+                    stored.append(part)
+            elif kind is ast.Assign:
+                for target in part.targets:
+                    self._assign(target, part.value, understood)
+            elif kind is ast.AnnAssign and part.value is not None:
+                self._assign(part.target, part.value, understood)
+            elif kind is ast.AugAssign and isinstance(part.target, ast.Name) or kind is ast.For and isinstance(
+                    part.target, ast.Name) and self._is_range(part.iter):
+                self.bindings[part.target.id].append(part)
+                understood.add(id(part.target))
+            elif kind in (ast.FunctionDef, ast.Lambda) and part is not node:  # a scope of its own
+                for name in {n.id for n in ast.walk(part) if isinstance(n, ast.Name)} | self._all_parameters(part):
+                    self.bindings.setdefault(name, []).append(UNKNOWN)
+        for part in stored:
+            if id(part) not in understood:
+                self.bindings.setdefault(part.id, []).append(UNKNOWN)
+
+    def _assign(self, target, value, understood):
+        if isinstance(target, ast.Name):
+            self.bindings.setdefault(target.id, []).append(value)
+            understood.add(id(target))
+        elif isinstance(target, ast.Tuple):
+            if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
+                for one, its in zip(target.elts, value.elts, strict=True):
+                    self._assign(one, its, understood)
+            elif self._is_shape(value) or self._is_grid(value):
+                for one in target.elts:
+                    if isinstance(one, ast.Name):
+                        self.bindings.setdefault(one.id, []).append(INDEX)
+                        understood.add(id(one))
+
+    def _is_range(self, node):
+        return isinstance(node, ast.Call) and not node.keywords and all(
+            not isinstance(a, ast.Starred) for a in node.args) and self._names(node.func, "range")
+
+    def _names(self, node, builtin):
+        """Whether a node is the name of one of Python's own functions."""
+        if not isinstance(node, ast.Name) or node.id != builtin or node.id in self.inner or node.id in self.outside:
+            return False
+        self.assumed[builtin] = ("missing",)
+        return True
+
+    @staticmethod
+    def _is_shape(node):
+        return isinstance(node, ast.Attribute) and node.attr == "shape"
+
+    def _is_cuda(self, node):
+        if isinstance(node, ast.Name) and isinstance(self.outside.get(node.id), types.ModuleType) and (
+                self.outside[node.id].__name__ == "numba.cuda"):
+            self.assumed[node.id] = ("cuda",)
+            return True
+        return False
+
+    def _is_grid(self, node):
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and (
+            node.func.attr in ("grid", "gridsize")) and self._is_cuda(node.func.value)
+
+    # magnitudes -------------------------------------------------------------------------------------------------------
+
+    def _solve(self):
+        self.locals = {name: 0 if bindings else UNKNOWN for name, bindings in self.bindings.items()}
+        changed, rounds = True, 0
+        while changed:
+            changed, rounds = False, rounds + 1
+            for name, bindings in self.bindings.items():
+                old = self.locals[name]
+                if old is UNKNOWN:
+                    continue
+                found = [self._of_binding(name, binding) for binding in bindings]
+                new = UNKNOWN if UNKNOWN in found else max(old, *found) if not any(
+                    isinstance(b, ast.AugAssign) for b in bindings) else max(old, max(found) + 1)
+                if new != old:
+                    self.locals[name] = new if new is UNKNOWN or rounds < _ROUNDS and new <= LARGEST else ANY
+                    changed = changed or self.locals[name] != old
+
+    def _of_binding(self, name, binding):
+        if isinstance(binding, ast.For):
+            return self._of_range(binding.iter.args)
+        if isinstance(binding, ast.AugAssign):
+            by = self.of(binding.value)
+            if isinstance(binding.op, (ast.Add, ast.Sub)) and by is not UNKNOWN and name not in {
+                    n.id for n in ast.walk(binding.value) if isinstance(n, ast.Name)}:
+                return by + INDEX  # each turn adds as much
+            return self._of_operation(binding.op, self.locals[name], by, binding.value)
+        if isinstance(binding, ast.AST):
+            return self.of(binding)
+        return binding
+
+    def _of_range(self, arguments):
+        start = self.of(arguments[0]) if len(arguments) > 1 else 0
+        stop, step = self.of(arguments[min(len(arguments) - 1, 1)]), self.of(arguments[2]) if len(arguments) > 2 else 0
+        turning = ANY if start is UNKNOWN or step is UNKNOWN else max(start, step + INDEX) + 1
+        return turning if start is UNKNOWN or stop is UNKNOWN else min(turning, max(start, stop))
+
+    @staticmethod
+    def _of_operation(operator, a, b, right):
+        if a is UNKNOWN or b is UNKNOWN:
+            return UNKNOWN
+        by = right.value if isinstance(right, ast.Constant) and right.value.__class__ is int else -1
+        if isinstance(operator, ast.LShift):
+            return a + by if 0 <= by < 64 else 63
+        if isinstance(operator, ast.RShift) and 0 <= by < 64:
+            return max(a - by, 0)
+        if isinstance(operator, ast.FloorDiv) and by > 0:
+            return max(a - by.bit_length() + 1, 0)
+        if isinstance(operator, ast.BitAnd) and by >= 0:
+            return b
+        rule = _OPERATORS.get(operator.__class__)
+        return UNKNOWN if rule is None else min(rule(a, b), ANY)
+
+    def of(self, node):
+        """The magnitude of an expression."""
+        kind = node.__class__
+        if kind is ast.Constant:
+            if node.value.__class__ is int:
+                return node.value.bit_length()
+            return 1 if node.value.__class__ is bool else UNKNOWN
+        if kind is ast.Name:
+            return self._of_name(node.id)
+        if kind is ast.BinOp:
+            return self._of_operation(node.op, self.of(node.left), self.of(node.right), node.right)
+        if kind is ast.UnaryOp:
+            inner = self.of(node.operand)
+            if isinstance(node.op, ast.Not) or inner is UNKNOWN:
+                return UNKNOWN
+            return inner + 1
+        if kind is ast.IfExp:
+            a, b = self.of(node.body), self.of(node.orelse)
+            return UNKNOWN if a is UNKNOWN or b is UNKNOWN else max(a, b)
+        if kind is ast.Subscript:
+            return INDEX if self._is_shape(node.value) and isinstance(node.slice, ast.Constant) else UNKNOWN
+        if kind is ast.Attribute:
+            return self._of_attribute(node)
+        return self._of_call(node) if kind is ast.Call else UNKNOWN
+
+    def _of_name(self, name):
+        if name in self.inner:
+            return self.locals.get(name, UNKNOWN)
+        value = self.outside.get(name)
+        if magnitude_of(value) == INDEX or isinstance(value, np.signedinteger) and abs(int(value)) < 1 << INDEX:
+            self.assumed[name] = ("integer",)
+            return INDEX
+        return UNKNOWN
+
+    def _of_attribute(self, node):
+        if node.attr in ("size", "ndim"):
+            return INDEX if isinstance(node.value, ast.Name) and node.value.id in self.inner else UNKNOWN
+        if node.attr in ("x", "y", "z") and isinstance(node.value, ast.Attribute) and node.value.attr in (
+                "threadIdx", "blockIdx", "blockDim", "gridDim") and self._is_cuda(node.value.value):
+            return 31
+        return 6 if node.attr in ("laneid", "warpsize") and self._is_cuda(node.value) else UNKNOWN
+
+    def _of_call(self, node):
+        if self._is_grid(node) and len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and (
+                node.args[0].value == 1):
+            return INDEX
+        if not isinstance(node.func, ast.Name) or node.keywords or len(node.args) == 0:
+            return UNKNOWN
+        if self._names(node.func, "len"):
+            return INDEX
+        if self._names(node.func, "min") or self._names(node.func, "max"):
+            found = [self.of(a) for a in node.args]
+            return UNKNOWN if UNKNOWN in found or len(found) < 2 else max(found)
+        cast = cast_named(self.outside.get(node.func.id)) if node.func.id not in self.inner else None
+        if cast in CASTS:
+            self.assumed[node.func.id] = "cast", cast
+            return CASTS[cast]
+        return UNKNOWN
+
+    # what follows -----------------------------------------------------------------------------------------------------
+
+    def mark(self):
+        """Say of each operation whether it is Python's own."""
+        for part in self.nodes:
+            kind = part.__class__
+            if kind is ast.BinOp:
+                part.native = self._is_native(part.op, self.of(part.left), self.of(part.right), part.right)
+            elif kind is ast.AugAssign and isinstance(part.target, ast.Name):
+                part.native = self._is_native(part.op, self._of_name(part.target.id), self.of(part.value), part.value)
+            elif kind is ast.UnaryOp:
+                part.native = isinstance(part.op, ast.USub) and self.of(part.operand) is not UNKNOWN
+            elif kind is ast.Call:
+                part.magnitudes = () if any(isinstance(a, ast.Starred) for a in part.args) else tuple(
+                    self._rounded(self.of(a)) for a in part.args)
+
+    @staticmethod
+    def _rounded(magnitude):
+        """One of four, so that a function has few variants."""
+        return magnitude if magnitude is UNKNOWN else next(m for m in (INDEX, LARGEST, ANY) if magnitude <= m)
+
+    def _is_native(self, operator, a, b, right):
+        if a is UNKNOWN or b is UNKNOWN:
+            return False
+        if isinstance(operator, (ast.Add, ast.Sub, ast.BitAnd, ast.BitOr, ast.BitXor)):
+            return True
+        if isinstance(operator, ast.Mult):
+            return a + b <= LARGEST
+        if isinstance(operator, (ast.FloorDiv, ast.Mod)):
+            return a <= LARGEST
+        if isinstance(operator, (ast.LShift, ast.RShift)):
+            by = right.value if isinstance(right, ast.Constant) and right.value.__class__ is int else None
+            return by is not None and 0 <= by < 64 and a + (by if isinstance(operator, ast.LShift) else 0) <= LARGEST
+        return False
+
+
+def cast_named(value):
+    """The name of the type that a value outside of a kernel is, such as "int32"; None if it is none."""
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return np.dtype(value).name if value is not np.generic else None
+    name = getattr(value, "name", None) if (getattr(type(value), "__module__", None) or "").startswith("numba.") \
+        else None
+    return ALIASES.get(name, name) if isinstance(name, str) else None
+
+
+def holds(assumed, namespace, cuda, types_by_name):
+    """Whether a function finds outside of itself what `Integers` took for granted; a namespace is of resolved names."""
+    for name, (what, *more) in assumed.items():
+        value = namespace.get(name)
+        if what == "missing":
+            right = name not in namespace or name in ("min", "max")
+        elif what == "cuda":
+            right = value is cuda
+        elif what == "cast":
+            right = value is types_by_name[more[0]]
+        else:
+            right = magnitude_of(value) == INDEX
+        if not right:
+            return False
+    return True
