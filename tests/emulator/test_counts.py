@@ -55,6 +55,12 @@ from numdiff.kernels.groupnorm import (
     groupnorm_forward,
     groupnorm_forward_cost,
 )
+from numdiff.kernels.linear_stack import (
+    linear_stack_backward,
+    linear_stack_backward_cost,
+    linear_stack_forward,
+    linear_stack_forward_cost,
+)
 from numdiff.kernels.matmul import (
     hopper_fp8,
     matmul_forward,
@@ -535,6 +541,28 @@ def test_costs_of_a_matmul_of_two_arrays():
     gradient = Counted(lambda u: matmul_pair_gradient(half(u, rows, N), pair(u), u(N, K))).total
     assert forward.tensor_flops == matmul_pair_forward_cost(rows, N, K)[1]
     assert gradient.tensor_flops == matmul_pair_gradient_cost(rows, N, K)[1]
+
+
+@exhaustive
+def test_costs_of_a_stack_of_layers():
+    B, N, K, G = 128, 128, 64, 2
+
+    def layers(u, dtype):
+        flat = upload(RNG.standard_normal(G * N * K).astype(dtype), u.device)
+        vectors = u(G * N)
+        return ([flat[at:at + N * K].reshape(N, K) for at in range(0, G * N * K, N * K)],
+                [vectors[at:at + N] for at in range(0, G * N, N)])
+
+    def forward(u):
+        x = upload(RNG.standard_normal((B, K)).astype(float16), u.device)
+        linear_stack_forward(x, [*zip(*layers(u, float16), strict=True)])
+
+    def backward(u):
+        x, dy = (upload(RNG.standard_normal(shape).astype(float16), u.device) for shape in ((B, K), (B, G * N)))
+        linear_stack_backward(dy, x, layers(u, float16)[0], [*zip(*layers(u, float32), strict=True)], False)
+
+    assert Counted(forward).total.tensor_flops == linear_stack_forward_cost(B, K, G * N)[1]
+    assert Counted(backward).total.tensor_flops == linear_stack_backward_cost(B, K, G * N)[1]
 
 
 def test_costs_of_e4m3():
