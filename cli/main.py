@@ -87,6 +87,9 @@ class Commands(Group):
             with job():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
+            from numdiff.distributed.launcher import launched
+            if (launched() or (0,))[0] > 0:  # Ctrl-C interrupts all ranks, and the first one says so
+                raise SystemExit(130) from None
             raise Failure("interrupted.", 130) from None
         except MemoryError as error:
             reason = f" ({error})" if str(error) else ""

@@ -13,6 +13,7 @@ reason, so that `remove_stray_files` can tell the remains of a killed run from a
 import contextlib
 import errno
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -258,6 +259,14 @@ def cannot_write(what, path, error):
     else:
         reason = REASONS.get(error.errno, f"{error.strerror or error}; choose another folder if it repeats")
     return NumdiffError(f"cannot write {what} {path}: {reason}.")
+
+
+def set_aside(path):
+    """Rename a file to ….old, or to ….old.2 and on where there is one already; returns its new path."""
+    path = pathlib.Path(path)
+    names = itertools.chain((".old",), (f".old.{n}" for n in itertools.count(2)))
+    return path.replace(next(new for new in (path.with_name(path.name + name) for name in names)
+                             if not os.path.lexists(new)))
 
 
 def remove_stray_files(folder):

@@ -408,16 +408,21 @@ def flag(name):
     return "--model" if name == "architecture" else "--" + name.replace("_", "-")
 
 
-ARGUMENTS = re.compile(r"\b(cfg_(scale|interval|channels)|guide_scale|time_shift|s_(churn|tmin|tmax|noise))\b")
+ARGUMENTS = re.compile(  # words only where no other is meant: as a sentence's first, or before a value
+    r"\b(cfg_(scale|interval|channels)|guide_scale|time_shift|s_(churn|tmin|tmax|noise)|ema_std|learn_sigma|eta)\b"
+    r"|^(variance|slerp|steps)\b|\bspacing(?= [\w'])|\bweights(?= raw\b)|\bthe class(?= out\b)"
+    r"|(?<=give )a guide(?=,)|\ba guide(?= exclude\b)"
+    r"|(?<=nothing to say by )(steps|sampler|inpainting|spacing|guide)\b")
+OTHERWISE = {"the class": "--class", "a guide": "--guide-with", "guide": "--guide-with", "inpainting": "--inpaint"}
 
 
 @contextlib.contextmanager
 def as_options():
-    """Context: a `UsageError` of `Sampling` calls its arguments as the command line does."""
+    """Context: a `UsageError` of `Sampling` or `load` calls their arguments as the command line does."""
     try:
         yield
     except UsageError as error:
-        raise type(error)(ARGUMENTS.sub(lambda name: flag(name[0]), str(error))) from None
+        raise type(error)(ARGUMENTS.sub(lambda name: OTHERWISE.get(name[0]) or flag(name[0]), str(error))) from None
 
 
 def say(value):

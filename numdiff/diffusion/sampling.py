@@ -185,7 +185,8 @@ class Sampling:
     def _take(self, schedule, own, spacing, time_shift):
         """Learned steps instead of a sampler's. own: their number."""
         given = [(self.steps not in (50, own) or self.respacing) and "steps",
-                 self.sampler != "ddim" and "sampler or inpainting", self.settings != {"eta": 0.0} and "settings",
+                 self.sampler != "ddim" and ("inpainting" if self.function is repaint else "sampler"),
+                 self.settings != {"eta": 0.0} and "eta",
                  spacing and "spacing", time_shift and "time_shift", self.guide is not None and "guide"]
         if any(given):
             raise UsageError("a schedule has steps of its own, and leaves nothing to say by "

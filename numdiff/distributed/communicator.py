@@ -39,6 +39,7 @@ from .exchange_base import NoExchange, wait
 from .launcher import import_mpi, launched
 from .nccl_exchange import import_nccl
 from .shared_memory import remove_stray_memory
+from .together import one_interrupt
 from .watchdog import TIMEOUT, Watchdog, end_process, host_addresses, start_guard, start_limit
 
 TRANSPORTS = ("auto", "mpi", "peer", "nccl")
@@ -46,6 +47,7 @@ TYPES = {4: "FLOAT", 8: "DOUBLE"}  # MPI's, by bytes
 GRACE = 5.0  # seconds for the other ranks to meet the same error, before it counts as this rank's own
 
 _current = None  # the communicator of this process, once it has connected
+_started = []  # the one that `start` has made, where that was interrupted before it could return it
 
 
 class AgreedError(NumdiffError):
@@ -169,11 +171,13 @@ def connect(transport="auto", device="cpu", timeout=None):
     return current()
 
 
-def start(transport="auto", timeout=None):
-    """A `Communicator`, once all ranks have arrived; the process ends if one does not."""
+def start(transport="auto", timeout=None, interrupted=False):
+    """A `Communicator`, once all ranks have arrived; the process ends if one does not, soon where it is interrupted."""
     timeout = TIMEOUT if timeout is None else timeout
-    with start_guard(start_limit(timeout) if launched() else 0):
-        return Communicator(import_mpi(), transport, timeout)
+    with start_guard(start_limit(timeout) if launched() else 0, interrupted):
+        if not _started:
+            _started.append(Communicator(import_mpi(), transport, timeout))
+    return _started.pop()
 
 
 @contextlib.contextmanager
@@ -185,6 +189,7 @@ def job():
         yield
         return
     with contextlib.ExitStack() as held:
+        held.enter_context(one_interrupt())
         if started[0] > 0:
             held.enter_context(contextlib.redirect_stdout(held.enter_context(open(os.devnull, "w"))))
         try:
@@ -193,7 +198,7 @@ def job():
             if _current is not None or is_clean(error):  # its own job() has dealt with it
                 raise
             try:
-                communicator = start()
+                communicator = start(interrupted=isinstance(error, KeyboardInterrupt))
             except UsageError:
                 raise error from None
             with communicator.job():

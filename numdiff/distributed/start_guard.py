@@ -1,7 +1,8 @@
 """Runs beside a rank while it starts MPI: `python start_guard.py PID SECONDS`; ends when its input ends.
 
 If that does not happen in time, it says on stderr which rank is missing, as far as this host can tell, and kills PID.
-It imports nothing of numdiff, so that it starts quickly.
+A Ctrl-C reaches it, too: PID, which cannot see one inside of MPI_Init, is killed if it has not left that in PATIENCE
+seconds. It imports nothing of numdiff, so that it starts quickly.
 """
 import contextlib
 import os
@@ -13,6 +14,7 @@ import time
 NAMES = (("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH's mpiexec
          ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
          ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", None))
+PATIENCE = 5  # seconds
 
 
 def numbers(environment):
@@ -50,7 +52,20 @@ def gone(pid, own):
     return [rank - local + k for k in range(count) if k not in alive]
 
 
+def end_after_interrupts(pid):
+    """From now on an interrupt gives PID its PATIENCE, and rank 0's says the sentence that PID could not say."""
+    def end(number, frame):
+        if (numbers(os.environ) or [0])[0] == 0:
+            os.write(2, b"Error: interrupted.\n")
+        os.kill(pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, end)
+    signal.signal(signal.SIGINT, lambda number, frame: signal.alarm(PATIENCE))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as which this process was started
+
+
 def main(pid, seconds):
+    end_after_interrupts(pid)
     if select.select([sys.stdin.buffer], [], [], seconds)[0]:
         return
     own, missing = numbers(os.environ) or [0, 1, None, None], []

@@ -1,10 +1,13 @@
 """Work that several ranks share and that may be stopped at any moment: making samples."""
 import contextlib
+import math
 import signal
+import time
 
 from ..progress import tick
 
 DONE, WORKING, LEAVE = 0, 1, 2  # what ranks tell each other at each evaluation, until all are done or one leaves
+ONCE = 0.5  # seconds in which a Ctrl-C counts once: MPICH's mpiexec sends it to each rank and to its process group
 
 
 class Interrupted(Exception):
@@ -47,13 +50,15 @@ def stop_signals():
     saving. SIGHUP is left alone where `nohup` has turned it off."""
     class Request:
         number = None
+        time = -math.inf
 
     old = {}
 
     def ask(number, frame):
-        if Request.number is not None and number == signal.SIGINT:
+        if Request.number is not None and number == signal.SIGINT and time.monotonic() - Request.time > ONCE:
             raise KeyboardInterrupt
-        Request.number = Request.number or number
+        if Request.number is None:
+            Request.number, Request.time = number, time.monotonic()
 
     hangup = getattr(signal, "SIGHUP", None)
     with contextlib.suppress(ValueError):  # signals belong to the main thread; elsewhere there is nothing to catch
@@ -65,3 +70,23 @@ def stop_signals():
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def one_interrupt():
+    """Within the context, a Ctrl-C that comes twice within ONCE seconds interrupts once, so that what the first one
+    ends is not interrupted itself."""
+    def interrupt(number, frame):
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before > ONCE:
+            raise KeyboardInterrupt
+
+    last, old = -math.inf, signal.getsignal(signal.SIGINT)
+    try:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, interrupt)
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGINT, old)

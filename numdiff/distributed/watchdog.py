@@ -21,6 +21,7 @@ import os
 import pathlib
 import secrets
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -362,19 +363,42 @@ def start_limit(timeout):
 
 
 @contextlib.contextmanager
-def start_guard(limit):
+def start_guard(limit, interrupted=False):
     """Context of the start of MPI: if it takes longer than `limit` seconds, because a rank never came, a separate
-    process says so and kills this one. MPI_Init holds Python's lock, so no thread could."""
-    guard = None
-    with contextlib.suppress(OSError):
-        if limit:
-            guard = subprocess.Popen([sys.executable, "-I", "-S", pathlib.Path(__file__).with_name("start_guard.py"),
-                                      str(os.getpid()), str(limit)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process says so and kills this one. MPI_Init holds Python's lock, so no thread could.
+
+    A Ctrl-C interrupts after the start, as half of it cannot be made up for, or seconds later the other process kills
+    this one. interrupted: one came before, so no rank that does not come at once is waited for
+    """
+    if not limit:
+        yield
+        return
+    with deferred_interrupts(), contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError, AttributeError):  # AttributeError: on Windows
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: until it is ready for one
+            try:
+                guard = subprocess.Popen(
+                    [sys.executable, "-I", "-S", pathlib.Path(__file__).with_name("start_guard.py"), str(os.getpid()),
+                     str(limit)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            held.callback(guard.wait)
+            held.callback(guard.stdin.close)
+            if interrupted:
+                guard.send_signal(signal.SIGINT)
+        yield
+
+
+@contextlib.contextmanager
+def deferred_interrupts():
+    """Context: a Ctrl-C interrupts at its end."""
+    came, old = [], signal.getsignal(signal.SIGINT)
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
         yield
     finally:
-        if guard:
-            guard.stdin.close()
-            guard.wait()
-
-
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGINT, old)
+    if came and callable(old):
+        old(came[0], None)

@@ -28,7 +28,7 @@ import numpy as np
 
 from .. import schema
 from ..errors import NumdiffError, printable
-from ..files import Refused, atomic_file, check_target, open_regular, remove_stray_files
+from ..files import Refused, atomic_file, open_regular, remove_stray_files, set_aside
 from ..hdf5 import MAGIC, open_hdf5
 from ..progress import tick
 
@@ -121,15 +121,12 @@ def prune_checkpoints(run_dir, keep):
 
 
 def set_aside_later(run_dir, step):
-    """Rename the checkpoints after `step` to ….h5.old; returns their new paths.
+    """Rename the checkpoints after `step` to ….h5.old, or ….h5.old.2 and on; returns their new paths.
 
     A run that goes on from an older checkpoint leaves the later ones behind: they must neither be resumed from, nor
     count as the newest when `prune_checkpoints` chooses what to remove.
     """
-    later = [path for path in list_checkpoints(run_dir) if checkpoint_step(path) > step]
-    for path in later:
-        check_target("the checkpoint", path.with_name(path.name + ".old"))
-    return [path.replace(path.with_name(path.name + ".old")) for path in later]
+    return [set_aside(path) for path in list_checkpoints(run_dir) if checkpoint_step(path) > step]
 
 
 def _checksum(array):

@@ -83,8 +83,8 @@ def read_model_file(path, weights="ema", ema_std=None):
     if ema_std is not None and (isinstance(ema_std, bool) or not isinstance(ema_std, numbers.Real)):
         raise UsageError(f"ema_std is a number such as 0.08, the width of an average, and not {shown(ema_std)}.")
     if ema_std is not None and weights != "ema":
-        raise UsageError(f"ema_std {ema_std:g} is of averaged weights, and the weights {weights} are not: leave one of "
-                         "them out.")
+        raise UsageError(f"ema_std {ema_std:g} is of averaged weights, and does not go with weights {weights}: leave "
+                         "one of them out.")
     if path.is_dir():
         newest = newest_checkpoint(path)
         if newest is None:

@@ -198,6 +198,10 @@ def _of_preset(kind, preset, given):
 
 def _resolve_objective(options, given):
     """What a given path has of its own, where the preset's is for whole timesteps."""
+    for name, paths in (("time_sampling", ("discrete", "linear")), ("sigma_data", ("edm",))):  # their defaults, too
+        if name in given and options.path not in paths:
+            raise UsageError(f"{flag(name)} {say(given[name])} does not go with --path {options.path}: leave it out, "
+                             f"or give --path {paths[-1]}.")
     if "path" not in given or options.path == "discrete":
         return
     for name in ("schedule", "diffusion_steps"):

@@ -20,7 +20,6 @@ SOURCE
     Karras et al. 2024, arXiv:2312.02696, section 3.2 and appendix C (algorithm 3).
 """
 import logging
-import os
 import pathlib
 import re
 from typing import NamedTuple
@@ -29,6 +28,7 @@ import numpy as np
 
 from ..device import download
 from ..errors import NumdiffError, UsageError, printable
+from ..files import set_aside
 from ..kernels.optimizer.power_ema import NARROWEST, WIDEST, gamma_of
 from ..nn.module import same_index
 from .checkpoint import buffer_names, load_checkpoint, load_meta, save_checkpoint, why_damaged
@@ -120,10 +120,10 @@ def save_snapshot(run_dir, trainer, averages, meta, options):
 
 
 def set_aside_snapshots(run_dir, step):
-    """Rename the averages of later steps, which a run that goes on from `step` leaves behind, to ….h5.old."""
+    """Rename the averages of later steps, which a run that goes on from `step` leaves behind, as `set_aside` does."""
     for later, path in list_snapshots(run_dir):
         if later > step:
-            os.replace(path, path.with_name(path.name + ".old"))
+            set_aside(path)
 
 
 # Putting together -----------------------------------------------------------------------------------------------------

@@ -76,9 +76,9 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         for what, path in (("the picture", grid), ("the animation", animation)):  # the npz is opened before it begins
             if path:
                 communicator.first(check_output, what, path)
-        model = communicator.build(load, checkpoint, device, weights, precision, ema_std)
+        model = communicator.build(load_by_options, checkpoint, device, weights, precision, ema_std)
         if guide:
-            more["guide"] = communicator.build(load, guide, device, weights, precision)
+            more["guide"] = communicator.build(load_by_options, guide, device, weights, precision)
         if schedule:
             more["schedule"] = communicator.first(read_schedule, schedule)
             own = len(more["schedule"]["sigmas"])
@@ -261,13 +261,19 @@ def find_model(run, outdir="runs", warn=print):
     return newest
 
 
+def load_by_options(*arguments):
+    """`load`, whose messages call its arguments as the command line does."""
+    with as_options():
+        return load(*arguments)
+
+
 def class_indices(y, model):
     """Indices of classes given by name, in upper or lower case, or by index; a `UsageError` lists the model's
     classes."""
     if y is None or (isinstance(y, (list, tuple)) and not y):
         return None
     if model.num_classes is None:
-        raise UsageError("this model was trained without classes: leave the class out.")
+        raise UsageError("this model was trained without classes: leave --class out.")
     names = model.meta.get("classes") or []
     return [_class_index(value, names, model.num_classes) for value in
             ([y] if isinstance(y, (str, int, np.integer)) else y)]

@@ -8,9 +8,9 @@ from ..distributed.communicator import connect
 from ..errors import UsageError
 from ..files import check_output, write_json
 from ..progress_bar import progress_bar
-from .model_files import load
+from ..settings import as_options
 from .options import resolve_device
-from .sampling import find_model
+from .sampling import find_model, load_by_options
 
 MAX_BYTES = 4 << 30  # of what is kept of the long run
 
@@ -31,14 +31,15 @@ def schedule_command(run, steps=6, output="schedule.json", from_steps=300, count
             raise UsageError(f"--steps {steps} cannot be learned from --from-steps {from_steps}: give fewer, or more "
                              "to learn from.")
         checkpoint = find_model(run, outdir, echo)
-        model = load(checkpoint, device, weights, precision)
+        model = load_by_options(checkpoint, device, weights, precision)
         image = 4 * (from_steps + 1) * model.image_size ** 2 * model.in_channels  # bytes of an image's states
         kept = image * (count + min(batch, count))  # and of a batch's answers
         if kept > MAX_BYTES:
             raise UsageError(f"the states of {count} images in {from_steps} steps, and the answers of a batch of "
                              f"{min(batch, count)}, would take {kept / 2**30:,.1f} GiB of memory, and at most "
                              f"{MAX_BYTES >> 30} are taken: give fewer by --count, --batch or --from-steps.")
-        sampling = Sampling(model, count, from_steps, "ddim", seed=seed, batch=batch, **more)
+        with as_options():
+            sampling = Sampling(model, count, from_steps, "ddim", seed=seed, batch=batch, **more)
         started = time.perf_counter()
         evaluations = len(sampling.sigmas) - 1
         with progress_bar((evaluations + CHOICES * steps) * -(-count // sampling.batch), "learning", "step",

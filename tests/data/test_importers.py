@@ -811,6 +811,12 @@ def test_floats_that_may_be_either(tmp_path, out, rng):
     assert import_dataset(tmp_path / "b.npz", out, force=True, latents=False).shape == (70, 8, 8, 3)
     report = import_dataset(tmp_path / "b.npz", out, force=True, latents=True)
     assert report.shape == (70, 8, 8, 4) and contents(out)[0].dtype == np.float32
+    for scale in (1, 255):  # grey and alpha, or two of anything
+        np.save(tmp_path / "two.npy", scale * rng.random((70, 8, 8, 2)))
+        with pytest.raises(UsageError, match="2 channels, which may be pixels with alpha or latents: add --pixels"):
+            import_dataset(tmp_path / "two.npy", out, force=True)
+        assert import_dataset(tmp_path / "two.npy", out, force=True, latents=False).shape == (70, 8, 8, 1)
+        assert import_dataset(tmp_path / "two.npy", out, force=True, latents=True).shape == (70, 8, 8, 2)
     np.savez(tmp_path / "c.npz", colours(4))
     with pytest.raises(UsageError, match="is uint8, and latents are floats: leave --latents out"):
         import_dataset(tmp_path / "c.npz", out, force=True, latents=True)
@@ -833,6 +839,7 @@ def test_wrong_npz(tmp_path, out):
             ({"images": images, "labels": np.arange(6) + 0.5}, "a word or an integer"),
             ({"images": images[0]}, "not square|has shape"),
             ({"images": np.zeros((6, 192), np.uint8)}, r"has shape \(6, 192\)"),
+            ({"images": colours(6, channels=2)}, r"2 channels may be grey and alpha .* as grey, \(N, H, W, 1\)"),
             ({"images": images[:0]}, "no images"),
             ({"images": images * 1e3}, "from 0 to .*: bring it to"),
             ({"images": np.full((2, 4, 4, 3), np.nan)}, "not finite"),

@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_refused():
             ({"sigmas": [float("nan")] * 3}, "no schedule of numdiff schedule"), ({"kind": "x"}, "no schedule")):
         with pytest.raises(UsageError, match=sentence):
             Sampling(model, 2, schedule={**schedule, **changed}, clip=False)
-    for how, what in (({"sampler": "heun"}, "sampler"), ({"eta": 1.0}, "settings"), ({"spacing": "karras"}, "spacing"),
+    for how, what in (({"sampler": "heun"}, "sampler"), ({"eta": 1.0}, "eta"), ({"spacing": "karras"}, "spacing"),
                       ({"steps": 10}, "steps"), ({"steps": "ddim10"}, "steps")):
         with pytest.raises(UsageError, match=f"leaves nothing to say by {what}"):
             Sampling(model, 2, schedule=schedule, clip=False, **how)

@@ -28,6 +28,7 @@ from numdiff.distributed import (
     peer_exchange,
 )
 from numdiff.distributed import communicator as distributed
+from numdiff.distributed.together import stop_signals
 from numdiff.dtypes import HALVES
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels.quantise import PARTIALS
@@ -528,6 +529,57 @@ def test_a_command_prints_on_rank_0_alone(monkeypatch, capsys):
         with distributed.job():
             print("text")
         assert capsys.readouterr().out == expected
+
+
+STARTING = """
+import sys, time
+from numdiff.distributed.together import one_interrupt
+from numdiff.distributed.watchdog import start_guard
+try:
+    with one_interrupt(), start_guard(60):
+        print("begun", flush=True)
+        time.sleep(float(sys.argv[1]))  # in place of MPI_Init, which does not notice an interrupt, either
+        print("started", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("seconds, out, err", [(1, "started\ninterrupted\n", ""),
+                                               *exhaustively((60, "", "Error: interrupted.\n"))])
+def test_an_interrupt_while_mpi_starts_is_said_once(seconds, out, err):
+    """It comes twice, as from mpiexec, to the rank and to what runs beside it; one that never starts is ended."""
+    process = subprocess.Popen([sys.executable, "-c", STARTING, str(seconds)], start_new_session=True, **OPTIONS)
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(0.3)
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.1)
+    assert process.communicate(timeout=50) == (out, err) and process.returncode == (0 if out else -signal.SIGKILL)
+
+
+def test_an_interrupt_is_said_by_rank_0_alone(monkeypatch, capfd):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("numdiff_cli.main.job", interrupt)
+    for rank, said in (("0", "Error: interrupted.\n"), ("1", "")):
+        monkeypatch.setenv("PMI_RANK", rank)
+        monkeypatch.setenv("PMI_SIZE", "2")
+        with pytest.raises(SystemExit) as end:
+            main(["info"])
+        assert end.value.code == 130 and capfd.readouterr().err == said
+
+
+def test_a_second_ctrl_c_interrupts_what_a_first_one_stops():
+    """But not one that is the first, sent again by a launcher."""
+    with stop_signals() as request:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert request.number == signal.SIGINT
+        request.time -= 1
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 # The watchdog ---------------------------------------------------------------------------------------------------------

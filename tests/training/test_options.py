@@ -183,6 +183,9 @@ def test_options_files_that_cannot_be_used(tmp_path):
     ({"path": "linear", "loss": "edm"}, "--loss edm is of the preconditioning of --path edm, and not of --path linear"),
     ({"path": "discrete", "noise_mean": 1.0}, "--noise-mean 1.0 does not go with --path discrete: leave it out, or gi"),
     ({"schedule": "linear", "noise_mean": 1.0}, "--noise-mean 1.0 does not go with --path discrete: leave it out"),
+    ({"path": "edm", "time_sampling": "uniform"}, "--time-sampling uniform does not go with --path edm: leave it out, "
+                                                  "or give --path linear"),
+    ({"path": "linear", "sigma_data": 0.5}, "--sigma-data 0.5 does not go with --path linear: leave it out, or give"),
     ({"sigma_data": 0.3}, "--sigma-data 0.3 does not go with --path linear: leave it out, or give --path edm"),
     ({"path": "linear", "noise_std": 1.0}, "--noise-std 1.0 does not go with --time-sampling uniform"),
     ({"path": "linear", "time_sampling": "logit-normal", "noise_mean": float("nan")}, "--noise-mean nan must be a fin"),

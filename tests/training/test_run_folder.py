@@ -82,8 +82,13 @@ def test_damaged_checkpoints_are_passed_over(options):
 def test_later_checkpoints_are_set_aside(options):
     run_dir = create_run(options)
     first, second = add_checkpoint(run_dir, 1), add_checkpoint(run_dir, 2)
-    assert [p.name for p in set_aside_later(run_dir, 1)] == [second.name + ".old"]
-    assert find_resume(run_dir) == (run_dir, first)
+    for name in (".old", ".old.2", ".old.3"):  # of each path that was left
+        content = second.read_bytes() + name.encode()
+        second.write_bytes(content)
+        assert [p.name for p in set_aside_later(run_dir, 1)] == [second.name + name]
+        assert (run_dir / (second.name + name)).read_bytes() == content
+        assert find_resume(run_dir) == (run_dir, first)
+        add_checkpoint(run_dir, 2)
 
 
 def test_one_process_trains_a_run(options):

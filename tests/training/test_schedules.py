@@ -56,7 +56,7 @@ def test_refused(model_file, tmp_path):
             (("sample", model_file, "--schedule", path, "--slerp", 3), "slerp needs whole rows"),
             (("schedule", model_file, "--steps", 20, "--from-steps", 10), "cannot be learned from --from-steps 10"),
             (("schedule", model_file, "--count", 4000, "--from-steps", 1000), "would take"),
-            (("schedule", model_file, "--cfg-interval", "0.5,5"), "cfg_interval"),
+            (("schedule", model_file, "--cfg-interval", "0.5,5"), "--cfg-interval has no effect"),
             (("schedule", model_file, "--cfg-scale", 2), "guidance needs a model with a null class"),
             (("schedule", model_file, "--output", tmp_path / "none" / "a.json"), "the folder does not exist"),
             (("schedule", tmp_path / "no-run"), "no-run")):

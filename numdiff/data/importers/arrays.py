@@ -255,6 +255,9 @@ def _array_source(path, kind, images, labels_stream, labels, latents, names=None
     if len(shape) not in (3, 4) or not (channels in (1, 2, 3, 4) or floats and latents is not False):
         raise NumdiffError(f"{images.name} in {str(path)!r} has shape {shape}, and images are (N, H, W, C) or "
                            "(N, H, W), of 1 to 4 channels: save it in that form.")
+    if channels == 2 and not floats:
+        raise NumdiffError(f"{images.name} in {str(path)!r} has shape {shape}, whose 2 channels may be grey and alpha "
+                           "or two of anything: save it as grey, (N, H, W, 1), or as RGBA, (N, H, W, 4).")
     checked_size(shape[0], shape[1:], images.dtype.itemsize, path)
     notes = ["The channels came before height and width, and were moved to the end."] if channels_first else []
     scale, note = _range_of(path, images, channels, latents)
@@ -285,7 +288,8 @@ def _range_of(path, images, channels, latents):
     """((value of black, value of white), note), or (None, note) if the floats are latents, to be used as they are.
     latents: True, False, or None to decide. The meaning of 8-bit and 16-bit integers is known. Floats in 0 … 1, -1 … 1
     and 0 … 255 are pixels. Otherwise, arrays with negative values and neither 1 nor 3 channels are latents, as are all
-    with more than 4 channels; with 1 or 3 channels they may be badly scaled pixels, and the user is asked.
+    with more than 4 channels; with 1 or 3 channels they may be badly scaled pixels, and the user is asked, as where 2
+    channels may be grey and alpha.
     """
     floats = images.dtype.kind == "f"
     if latents and not floats:
@@ -302,7 +306,7 @@ def _range_of(path, images, channels, latents):
     found = f"{images.name} in {str(path)!r} is {images.dtype} from {low:g} to {high:g}"
     scale = next((scale for scale in ((0, 1), (-1, 1), (0, 255)) if scale[0] <= low and high <= scale[1]
                   and (floats or scale == (0, 255))), None)
-    unsure = scale == (-1, 1) and channels in (2, 4)
+    unsure = scale is not None and channels == 2 or scale == (-1, 1) and channels == 4
     if latents is None and floats:
         latents = channels > 4 or (scale is None and channels in (2, 4) and low < 0)
         if unsure:
