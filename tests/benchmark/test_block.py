@@ -28,7 +28,7 @@ def test_on_a_gpu_and_the_cpu(monkeypatch):
 
 def test_its_kernels_are_compiled_side_by_side():
     names = {key.name for key in block.plan_block("fp16", (32, 32, 128), H200)}
-    assert any("nt_layer_scale" in name for name in names) and any("nn_gelu_again_gradient" in name for name in names)
+    assert any("nt_layer_scale" in name for name in names) and any("nn_gelu_gradient" in name for name in names)
 
 
 def test_four_launches_forward():
@@ -43,7 +43,7 @@ def test_four_launches_forward():
     assert len(forward) == 4 and all(any(name in kernel for kernel in forward) for name in (
         "depthwise_forward_kernel_v4", "layernorm_forward_kernel_v2", "nt_gelu", "nt_layer_scale")), forward
     backward = " ".join(launched("both") - forward)
-    assert all(name in backward for name in ("nn_gelu_again_gradient", "layernorm_backward_kernel_v3",
+    assert all(name in backward for name in ("nn_gelu_gradient", "layernorm_backward_kernel_v3",
                                              "depthwise_forward_kernel", "depthwise_weight_gradient_kernel"))
     assert "add_forward" not in backward and "layernorm_parameter" not in backward
 

@@ -7,7 +7,7 @@ from numdiff.kernels.matmul import launcher
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 from numdiff.nn import functional as F
 from numdiff.nn.tensor import Parameter, Tape, Tensor
-from tests.conftest import numerical_gradient, relative_error, shapes
+from tests.conftest import numerical_gradient, relative_error, shapes, where
 
 # (leading axes of x), N, K
 SHAPES = shapes(minimal=((1,), 4, 4), odd=((2, 3), 5, 7), one_group=((64,), 64, 64), not_aligned=((3, 43), 27, 66),
@@ -75,8 +75,12 @@ def kept_shapes(tape):
     return [tuple(a.shape) for a in held.values()]
 
 
-def test_mlp(engine, rng, monkeypatch):
-    """Two layers and the GELU between them, in float16: on rung 6 GELU is part of both products."""
+@pytest.mark.parametrize("keeps", [True, False])
+@where(lambda engine, keeps: keeps or engine != "cpu")
+def test_mlp(engine, rng, keeps, monkeypatch):
+    """Two layers and the GELU between them, in float16: on rung 6 GELU is part of both products; its result is kept, or
+    made again."""
+    monkeypatch.setattr(F, "GELU_KEPT", 768 if keeps else 8)
     if engine.name == "ptx":
         return  # compiled in tests/kernels/matmul/test_half.py
     if engine.name == "emulator":
@@ -95,8 +99,8 @@ def test_mlp(engine, rng, monkeypatch):
     names = [record.name for record in tape.records]
     assert names == (["mlp"] if engine.name != "cpu" and engine.backend.capability[0] == 9 else
                      ["linear", "bias_gelu", "linear"])
-    if names == ["mlp"]:  # what the tape keeps: x, and of the hidden layer only what comes before GELU
-        assert sorted(kept_shapes(tape)) == [(2, 5, 16), (2, 5, 24)]
+    if names == ["mlp"]:  # what the tape keeps: x, and of the hidden layer what comes before GELU, and after it
+        assert sorted(kept_shapes(tape)) == [(2, 5, 16), *[(2, 5, 24)] * (1 + keeps)]
     tape.backward(y, engine(dy))
 
     w, b, w2, b2 = (a.astype(np.float16).astype(np.float64) if a.ndim > 1 else a for a in arrays)
