@@ -135,8 +135,8 @@ class Run:
         choices=("auto", "mpi", "peer", "nccl"), resume=True)
     shard_update: str = setting("auto",
         "Whether each of several ranks updates its part of the weights alone, and holds the moments and averages of "
-        "that part only (ZeRO, stage 1): less memory, the same bits; auto: on CPU ranks, and on the GPUs of one "
-        "host.", choices=("auto", "yes", "no"), resume=True, trainer=SAME)
+        "that part only (ZeRO, stage 1): less memory, the same bits; auto: on CPU ranks, and with "
+        "AdamW on the GPUs of one host.", choices=("auto", "yes", "no"), resume=True, trainer=SAME)
     rank_timeout: float = setting(120.0,
         "With several ranks: time after which a rank that is stopped or stuck ends the job, not counting compilation; "
         "0: never.", unit="SECONDS", low=0, resume=True)

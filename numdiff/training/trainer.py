@@ -128,7 +128,7 @@ class Trainer:
             raise UsageError(f"the model takes {model.in_channels} channels and gives {model.out_channels}: to be "
                              "trained here it must give as many, or with learn_sigma twice as many; build it without "
                              "out_channels.")
-        shares = shares_update(s.shard_update, self.communicator, model.backend)
+        shares = shares_update(s.shard_update, self.communicator, model.backend, s.optimizer)
         self.model, self.dataset, self.seed = model, dataset, s.seed
         if self.communicator.size > 1:
             self.communicator.check_data(dataset, self.communicator.build(lambda: self.fingerprint))
@@ -386,13 +386,13 @@ class Trainer:
                 fill_zero(parameters.grad)
 
 
-def shares_update(setting, communicator, backend):
+def shares_update(setting, communicator, backend, optimizer):
     """Whether the ranks share the update, by --shard-update; a `UsageError` where there is nobody to share with."""
     if setting == "yes" and communicator.size == 1:
         raise UsageError("--shard-update yes shares the update among the ranks of mpiexec, and this process is alone: "
                          "leave it out, or start several.")
     return communicator.size > 1 and (setting == "yes" or setting == "auto" and (
-        backend is None or communicator.hosts == 1))
+        backend is None or communicator.hosts == 1 and optimizer == "adamw"))
 
 
 def split_batch(batch, microbatch, ranks):

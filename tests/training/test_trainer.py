@@ -1,6 +1,7 @@
 import copy
 import math
 import pickle
+import types
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from numdiff.kernels.optimizer import loss_scale
 from numdiff.nn import UNet
 from numdiff.training import Trainer
 from numdiff.training.step import TrainingStep
-from numdiff.training.trainer import NonFiniteError
+from numdiff.training.trainer import NonFiniteError, shares_update
 from tests.conftest import exhaustively, needs, relative_error, where
 from tests.training.toy import Toy
 
@@ -407,3 +408,17 @@ def test_a_dataset_that_does_not_fit_the_model_is_refused():
         make(images=np.zeros((9, 4, 4, 3), np.uint8))
     with pytest.raises(UsageError, match="no labels"):
         make(num_classes=2)
+
+
+@pytest.mark.parametrize("size, hosts, backend, optimizer, auto", [
+    (1, 1, None, "adamw", False), (2, 1, None, "muon", True), (2, 2, None, "adamw", True),
+    (2, 1, "a GPU", "adamw", True), (2, 1, "a GPU", "muon", False), (2, 2, "a GPU", "adamw", False)])
+def test_who_shares_the_update(size, hosts, backend, optimizer, auto):
+    ranks = types.SimpleNamespace(size=size, hosts=hosts)
+    assert shares_update("auto", ranks, backend, optimizer) == auto
+    assert not shares_update("no", ranks, backend, optimizer)
+    if size > 1:
+        assert shares_update("yes", ranks, backend, optimizer)
+    else:
+        with pytest.raises(UsageError, match="this process is alone"):
+            shares_update("yes", ranks, backend, optimizer)
