@@ -16,4 +16,16 @@ class Group(click.Group):
             options = ", ".join(map(repr, sorted(near)))
             hint = f" (Possible commands: {options})" if len(near) > 1 else f" Did you mean {options}?" if near else ""
             raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        for parameter in command.params:
+            if isinstance(parameter.type, (click.types.StringParamType, click.Path)) and parameter.callback is None:
+                parameter.callback = refuse_empty
+        return name, command, rest
+
+
+def refuse_empty(ctx, parameter, value):
+    """Refuse an empty name or path, as a variable of the shell that is not set gives it: it would count as none, or as
+    the folder that one is in."""
+    if "" in (value if isinstance(value, tuple) else (value,)):
+        raise click.BadParameter("it is empty: give a value, or leave it out.", ctx, parameter)
+    return value

@@ -36,6 +36,7 @@ REASONS = {
     errno.EACCES: "permission denied; choose a folder that you may write to",
     errno.EPERM: "permission denied; choose a folder that you may write to",
     errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EEXIST: "there is a file of this name; choose another",
     errno.ENOENT: "the folder does not exist; create it or choose another",
     errno.ENOTDIR: "a part of this path is a file, not a folder; choose another path",
     errno.EISDIR: "this is a folder; give the name of a file",
@@ -153,6 +154,13 @@ def check_output(what, path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise cannot_write(what, path, error) from error
+
+
+def check_apart(what, path, *sources):
+    """Raise a `NumdiffError` where writing `path` would replace one of the files that are read."""
+    for source in sources:
+        if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
+            raise NumdiffError(f"cannot write {what} {path}: it is {source}, which is read; give another name.")
 
 
 def open_to_append(path, what):

@@ -76,6 +76,15 @@ class Arena:
         self._sizes[address] = size
         return address
 
+    def twin(self, take_segment):
+        """An arena with the same free blocks, which takes its segments elsewhere."""
+        with self._turn:
+            self._take_back()
+            other = Arena(take_segment, self._segment_bytes)
+            other._addresses, other._sizes = [*self._addresses], {**self._sizes}
+            other._segment_starts = {**self._segment_starts}
+            return other
+
     def segments(self):
         """The addresses of what was taken so far."""
         return set(self._segment_starts)

@@ -52,25 +52,37 @@ def measuring_twin(model, device=None):
     return twin
 
 
-def bytes_for(sampling, twin, batch):
-    """Bytes that a GPU needs, besides the model, for batches of this many images of a `Sampling`."""
+def bytes_for(sampling, twin, batch, arenas=()):
+    """Bytes that batches of this many images of a `Sampling` take from a GPU, besides what it has taken already.
+
+    arenas: the two that its arrays come from, those of the steps from the second; what is free there is made use of
+    """
     device, taken = twin.backend, []
+
+    def take(nbytes):
+        taken.append(nbytes)
+        return (1 << 60) + sum(taken) - nbytes  # far from all real addresses
+
+    first, second = [arena.twin(take) for arena in arenas] or (Arena(take), Arena(take))
     guide = sampling.guide and measuring_twin(sampling.guide, device)
-    device.arena = Arena(lambda nbytes: taken.append(nbytes) or sum(taken) - nbytes)
-    try:
-        sampling.new_run(batch, twin, guide).rehearse()
-    finally:
-        device.arena = None
+    with device.within(first):
+        run = sampling.new_run(batch, twin, guide)
+        noise = run.noise(np.zeros(batch, np.uint32))  # which is there until the images are done
+        run.start(noise)
+        with device.within(second):
+            run.rehearse()
+        sampling.finished(run.kept[0])
     return sum(taken)
 
 
-def largest_batch(sampling, room):
-    """The largest batch for which `room` bytes suffice, to within 1/64; 0 if not even one image fits."""
+def largest_batch(sampling, room, arenas=()):
+    """The largest batch for which `room` bytes suffice, to within 1/64; 0 if not even one image fits. arenas: as of
+    `bytes_for`."""
     twin, low, high = measuring_twin(sampling.model), 0, sampling.batch
     while high - low > max(1, low // 64):
         middle, fits = (low + high) // 2, False
         with contextlib.suppress(TooManyElementsError):
-            fits = bytes_for(sampling, twin, middle) + SEGMENT <= room
+            fits = bytes_for(sampling, twin, middle, arenas) + SEGMENT <= room
         low, high = (middle, high) if fits else (low, middle)
     return low
 
@@ -85,9 +97,9 @@ def say_what_counts(sampling):
 def say_what_fits(sampling, arena=None):
     """The sentence for a `Sampling` whose batch is too large for the memory of its GPU; arena: of its steps."""
     gpu = sampling.model.backend
-    arenas = {gpu.arenas[0], arena or gpu.inference_arena}
-    room = gpu.memory_info()[0] + sum(a.reserved_bytes - a.used_bytes for a in arenas)
-    most = largest_batch(sampling, room)
+    arenas, room = (gpu.arenas[0], arena or gpu.inference_arena), gpu.memory_info()[0]
+    most = largest_batch(sampling, room, arenas)
+    room += sum(a.reserved_bytes - a.used_bytes for a in set(arenas))
     advice = f"use --batch {most} or less" if most else "nor does one image: use a smaller model or --precision fp16"
     return (f"{sampling.batch:,} images at a time do not fit into the {room >> 20:,} MiB that {gpu.device_name} has "
             f"left beside the model; {advice}.")

@@ -61,7 +61,7 @@ class Run:
             if self.ahead:
                 copy_into(self.ahead.labels, np.tile(labels, self.ahead.steps))
         self.rewind()
-        copy_into(self.kept[0], combine((self.plan.start_scale, noise)))
+        self.start(noise)
         with many_evaluations():
             for number, (step, row) in enumerate(zip(self.plan.steps, self.plan.table, strict=True)):
                 if self.ahead and number % self.ahead.steps == 0:
@@ -73,6 +73,10 @@ class Run:
                 if after and step.asks:
                     after()
         return self.kept[0]
+
+    def start(self, noise):
+        """Begin with this noise."""
+        copy_into(self.kept[0], combine((self.plan.start_scale, noise)))
 
     def rewind(self):
         """Go back to the table's first row."""

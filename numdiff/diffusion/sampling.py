@@ -1,5 +1,6 @@
 """Make images with a model. Each image has a seed, so it does not depend on the batch that it was made in."""
 import functools
+import gc
 import math
 import numbers
 from collections.abc import Callable, Iterator
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device import download, upload
+from ..device import AnyArray, download, upload
 from ..errors import OutOfMemoryError, TooManyElementsError, UsageError, shown
 from ..kernels.diffusion.images import pixels_forward
 from ..kernels.diffusion.sampler import combine
@@ -237,6 +238,7 @@ class Sampling:
                 made = None
             if made is None:  # here, where the arrays of the failed attempt are freed
                 self._run.cache_clear()
+                gc.collect()  # a run and its replays refer to each other
                 for arena, before in arenas:  # its pieces would not suit a smaller batch's arrays
                     self.model.backend.trim(arena, before)
                 raise OutOfMemoryError(say_what_fits(self, self.arena))
@@ -256,7 +258,7 @@ class Sampling:
             for run in map(self._run, sizes):
                 run.noise(np.zeros(run.shape[0], np.uint32))
                 run.rehearse()
-                self._finished(run.kept[0])
+                self.finished(run.kept[0])
         except TooManyElementsError:
             raise UsageError(say_what_counts(self)) from None
 
@@ -280,9 +282,10 @@ class Sampling:
             count += 1
 
         labels = None if self.labels is None else self.labels[rows]
-        return download(self._finished(run(noise, first, labels, watch and seen, progress)))
+        return download(self.finished(run(noise, first, labels, watch and seen, progress)))
 
-    def _finished(self, x):
+    def finished(self, x: AnyArray) -> AnyArray:
+        """The images of a batch, as `batches` gives them, on the device."""
         return pixels_forward(x) if self.pixels else x
 
     def _seeds(self, rows):

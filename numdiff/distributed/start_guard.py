@@ -14,7 +14,7 @@ import time
 NAMES = (("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH's mpiexec
          ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
          ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", None))
-PATIENCE = 5  # seconds
+PATIENCE = 2  # seconds
 
 
 def numbers(environment):

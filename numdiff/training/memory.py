@@ -47,6 +47,6 @@ def say_what_fits(trainer, communicator, room=None):
 
 def room_of(trainer):
     """Bytes that the trainer's GPU has left for a step's intermediate results."""
-    gpu, arena = trainer.model.backend, trainer.step_function.arena
-    left = sum(a.reserved_bytes - a.used_bytes for a in {gpu.arenas[0], arena or gpu.arenas[0]})
-    return max(0, gpu.memory_info()[0] + left - SEGMENT)
+    gpu = trainer.model.backend
+    arena = trainer.step_function.arena or gpu.arenas[0]  # a recorded step takes nothing from the first
+    return max(0, gpu.memory_info()[0] + arena.reserved_bytes - arena.used_bytes - SEGMENT)

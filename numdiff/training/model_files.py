@@ -18,7 +18,7 @@ from .. import schema
 from ..diffusion import Diffusion, alpha_bars
 from ..diffusion.schedule import SCHEDULES
 from ..errors import NumdiffError, UsageError, shown
-from ..files import Refused, atomic_file
+from ..files import Refused, atomic_file, check_apart
 from ..hdf5 import is_hdf5
 from ..nn.convert import find_diffusers, read_weights, to_numdiff_layout, to_torch_layout, write_state_dict
 from ..nn.model import Model, parameter_shapes
@@ -276,6 +276,7 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
     if suffix not in ("", ".h5", *EXPORTS):
         raise UsageError(f"OUT is {str(target)!r}, and must end in .h5 (numdiff), .npz or .safetensors, or have no "
                          "ending (a folder in diffusers' layout).")
+    check_apart("the weights", target, source)
     free = {k: v for k, v in free.items() if v is not None}
     diffusion = {k: v for k, v in (diffusion or {}).items() if v is not None}
     found = read_any(source, weights, diffusion, free)

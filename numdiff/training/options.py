@@ -316,6 +316,8 @@ def _check_run(o):
     if o.recompute not in ("no", "blocks", *kinds.get(o.model).parts):
         raise UsageError(f"--recompute {o.recompute} names no part of the blocks of a {o.model}: use "
                          f"{' or '.join(('no', 'blocks', *kinds.get(o.model).parts))}.")
+    if o.classes == ():
+        raise UsageError("--classes none leaves no image to train on: name some, or leave it out.")
     if o.microbatch and o.batch % o.microbatch:
         fits = max(m for m in range(1, min(o.microbatch, o.batch) + 1) if o.batch % m == 0)
         raise UsageError(f"--batch {o.batch} is not divisible by --microbatch {o.microbatch}; use a --microbatch of "

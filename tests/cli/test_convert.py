@@ -1,8 +1,10 @@
+import pathlib
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from numdiff.errors import UsageError
+from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn.convert import write_state_dict
 from numdiff_cli.convert import convert
 from tests.reference import stored
@@ -36,6 +38,10 @@ def test_wrong_options(weights):
     assert run(weights, "m.h5", "--schedule", "wavy").exit_code == 2
     result = run(weights, "m.h5", "--image-size", "8")
     assert isinstance(result.exception, UsageError) and "--num-head-channels" in str(result.exception)
+    before = pathlib.Path(weights).read_bytes()
+    result = run(weights, weights, "--image-size", "8", "--num-head-channels", "32")
+    assert isinstance(result.exception, NumdiffError) and "which is read; give another name" in str(result.exception)
+    assert pathlib.Path(weights).read_bytes() == before
 
 
 def test_what_the_message_says_of_the_diffusion(tmp_path, weights):

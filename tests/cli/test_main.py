@@ -137,6 +137,16 @@ def test_near_commands_are_suggested(arguments, hint):
     assert result.exit_code == 2 and hint in result.output and ("Did" in hint) >= ("Did" in result.output)
 
 
+@pytest.mark.parametrize("arguments", [
+    ("sample", ""), ("sample", "auto", "--guide-with", ""), ("sample", "auto", "--class", ""), ("data", "info", ""),
+    ("evaluate", "", "b.npz"), ("convert", "a.pt", ""), ("train", "unet", "--outdir", ""),
+    ("train", "unet", "--data", "")])
+def test_empty_names_are_refused(arguments):
+    """As of a variable of the shell that is not set; they would count as none, or as this folder."""
+    result = run(*arguments)
+    assert result.exit_code == 2 and "it is empty: give a value, or leave it out." in result.output
+
+
 BAD_INPUT = [  # arguments, exit code, what the message says
     ("frobnicate", 2, "No such command"),
     ("train unet --batch 0", 2, "--batch"),
@@ -153,7 +163,7 @@ BAD_INPUT = [  # arguments, exit code, what the message says
     ("train unet --num-head-channels 48", 2, "--num-head-channels 48 does not divide"),
     ("train unet --learning-rate nan", 2, "--learning-rate nan must be a finite number"),
     ("train unet --steps 3 --warmup-steps 4", 2, "--warmup-steps 4 is more than --steps 3"),
-    ("train unet --outdir {tmp}/file", 1, "cannot write a run folder in"),
+    ("train unet --outdir {tmp}/file", 1, "there is a file of this name; choose another"),
     ("train unet --data {tmp}/missing.h5", (1, 2), "missing.h5"),
     ("train unet --data {tmp}/file", 1, "file"),
     ("train unet --data {tmp}/cut.h5", 1, "cut.h5"),

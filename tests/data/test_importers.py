@@ -840,6 +840,7 @@ def test_wrong_npz(tmp_path, out):
             ({"images": images[0]}, "not square|has shape"),
             ({"images": np.zeros((6, 192), np.uint8)}, r"has shape \(6, 192\)"),
             ({"images": colours(6, channels=2)}, r"2 channels may be grey and alpha .* as grey, \(N, H, W, 1\)"),
+            ({"images": np.float32(3)}, r"has shape \(\), and images are \(N, H, W, C\)"),
             ({"images": images[:0]}, "no images"),
             ({"images": images * 1e3}, "from 0 to .*: bring it to"),
             ({"images": np.full((2, 4, 4, 3), np.nan)}, "not finite"),

@@ -327,6 +327,9 @@ def test_bad_input_is_one_sentence(samples, reference, tmp_path, monkeypatch):
         ("samples.npz --save-stats a.npy --features " + MEANS, "must end in .npz"),
         ("odd.h5 good.npz", "odd.h5"), ("samples.npz reference.npz --features nothing", "module:function"),
         ("good.npz good.npz --json no/f.json", "does not exist"),
+        ("samples.npz --save-stats samples.npz", "it is samples.npz, which is read; give another name"),
+        ("good.npz mine.npz --save-features ./mine.npz", "it is mine.npz, which is read; give another name"),
+        ("good.npz mine.npz --json good.npz", "it is good.npz, which is read; give another name"),
         ("good.npz --json f.json --save-stats a.npz", "need a"),
     ]
     for arguments, message in cases:

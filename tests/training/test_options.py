@@ -151,6 +151,7 @@ def test_options_files_that_cannot_be_used(tmp_path):
 
 @pytest.mark.parametrize("given, sentence", [
     ({"image_size": 30}, "--image-size 30 cannot be halved 2 times.*use a multiple of 4"),
+    ({"classes": []}, "--classes none leaves no image to train on"),
     ({"batch": 10, "microbatch": 4}, "--batch 10 is not divisible by --microbatch 4; use a --microbatch of 2, or.* 12"),
     ({"batch": 4, "microbatch": 8}, "--batch 4 is not divisible by --microbatch 8; use a --microbatch of 4, or.* 8"),
     ({"model_channels": 40}, "--model-channels 40 must be a multiple of 32.*use 32"),

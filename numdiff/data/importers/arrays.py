@@ -249,12 +249,13 @@ def open_npz(path, labels, latents=None):
 def _array_source(path, kind, images, labels_stream, labels, latents, names=None, close=lambda: None):
     no_labels_file(path, labels)
     shape, floats = images.shape, images.dtype.kind == "f"
+    if len(shape) not in (3, 4):
+        raise not_images(images, path)
     channels_first = len(shape) == 4 and (shape[1] in (1, 3, 4) and shape[3] not in (1, 2, 3, 4)
                                           or floats and shape[1] != shape[2] == shape[3])
     channels = 1 if len(shape) == 3 else shape[1] if channels_first else shape[-1]
-    if len(shape) not in (3, 4) or not (channels in (1, 2, 3, 4) or floats and latents is not False):
-        raise NumdiffError(f"{images.name} in {str(path)!r} has shape {shape}, and images are (N, H, W, C) or "
-                           "(N, H, W), of 1 to 4 channels: save it in that form.")
+    if not (channels in (1, 2, 3, 4) or floats and latents is not False):
+        raise not_images(images, path)
     if channels == 2 and not floats:
         raise NumdiffError(f"{images.name} in {str(path)!r} has shape {shape}, whose 2 channels may be grey and alpha "
                            "or two of anything: save it as grey, (N, H, W, 1), or as RGBA, (N, H, W, 4).")
@@ -282,6 +283,11 @@ def _array_source(path, kind, images, labels_stream, labels, latents, names=None
 
     return Source(kind, items_of(blocks(), numbers), shape[0], classes, latents=scale is None, floats=floats,
                   notes=notes, close=close)
+
+
+def not_images(images, path):
+    return NumdiffError(f"{images.name} in {str(path)!r} has shape {images.shape}, and images are (N, H, W, C) or "
+                        "(N, H, W), of 1 to 4 channels: save it in that form.")
 
 
 def _range_of(path, images, channels, latents):
