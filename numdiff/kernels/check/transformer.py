@@ -7,7 +7,7 @@ from ..quantise import HISTORY, PARTIALS, scale_update
 from ..transformer import adaln, bias_gelu, chunk, columns, gate, patchify, qk_norm_rope, swiglu
 from ..transformer.adaln import Norm
 from ..transformer.gate_adaln import launcher as gate_adaln
-from ..transformer.gate_adaln.forward import EIGHT_KEYS
+from ..transformer.gate_adaln.forward import EIGHT_KEYS, HALF_KEYS
 from ..transformer.gate_adaln.forward import KEYS as GATE_ADALN_KEYS
 from .case import HALF_TOLERANCE, SEED, Case, normal, one, with_counters
 from .half import halves
@@ -54,6 +54,7 @@ def seam_cases():
         return tuple(g for g in (dx, dh, *gradients) if g is not None)
 
     for shape, versions, half, split in (((2, 3, 40), (1, 2), False, False), ((2, 11, 16), (2,), True, True),
+                                         ((1, 3, 264), (2,), True, False),
                                          *(((1, 1, C), (2,), False, False) for C in (264, 520, 776, 1032))):
         B, _, C = shape
         vectors = {"modulation": (B, 3 * C)} if split else {"gate": (B, C), "shift": (B, C), "scale": (B, C)}
@@ -174,6 +175,10 @@ def norm_cases():
             C = 256 * sweeps - 248
             yield from cases("gate_adaln", seam, seam_backward, (1, 1, C), (2,),
                              f"{norm}, {'' if gated else 'no gate, '}{C} channels", norm, gated)
+    for _, gated, norm in HALF_KEYS:
+        if norm != Norm():
+            yield next(cases("gate_adaln", seam, seam_backward, (1, 3, 264), (2,),
+                             f"{norm}, {'' if gated else 'no gate, '}264 channels", norm, gated, half=True))
     for norm in (Norm(True, True, True), Norm(True, True, False)):  # LightningDiT's
         yield from cases("adaln", whole, whole_backward, (1, 2, 12), (1, 2), str(norm), norm, half=True)
         yield from cases("gate_adaln", seam, seam_backward, (1, 2, 16), (2,), f"{norm}, 16 channels", norm, True,

@@ -1,11 +1,16 @@
 """Gate, residual and adaptive norm, forward in one pass: a warp a token, which it holds in registers between sweeps.
 
 THREE SWEEPS over the token, of which only the first reads x and h: z and the sum for the mean; squares about the mean;
-    y. A lane has eight channels of each 256: 16 bytes of float16 an instruction.
+    y. A lane has eight channels of each 256: 16 bytes of float16 an instruction. z stays as it was stored, two channels
+    a register.
+LOADS FIRST
+    The compilers move no load past a store. So all of x, h and gate is asked for before anything is computed, and scale
+    and shift before z is stored.
 A KERNEL FOR EACH norm, for tokens of up to 256, 512 … 1280 channels, with and without a gate: the text branches on
-    constants.
+    constants. In 16 bits one for up to 384 channels has half a warp a token, three sweeps of 128, which leave no lane
+    idle, in 64 registers: 8,192 tokens run at once on 132 multiprocessors.
 LAUNCH
-    256 threads for eight tokens, no shared memory.
+    256 threads for eight tokens, or 16; no shared memory.
 NEEDS
     C a multiple of 8, up to 1280; sm_80
 READ NEXT
@@ -14,10 +19,8 @@ READ NEXT
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from ....device import cuda, float32, int32, uint32
-from ....device.eight import as_stored, load8, store8
+from ....device.eight import fetch8, load8_into, numbers8, store8_from, words8
 from ....device.requires import requires
 from ....device.specialise import Constant, Variants
 from ...common import warp_sum
@@ -26,19 +29,20 @@ from ..adaln import NORMS, RMS, SHIFTED, WEIGHTED
 
 WARP = 32
 BLOCK = 256  # threads
-ROWS = BLOCK // WARP  # tokens of a block
 SWEEP = 8 * WARP  # channels that a warp has at a time
+HALF = 1.5  # sweeps of 32 lanes that are three of 16: 384 channels leave no lane idle
 MAX_SWEEPS = 5  # the backward's sums, 24 registers each, leave just enough for the rest
-ZEROS, ONES = 8 * (np.float32(0),), 8 * (np.float32(1),)  # for the shift and the weight that a norm has not
 
+LANES = Constant()  # that share a token: 32, or 16
+SPAN = Constant(lambda LANES: 8 * LANES)  # channels that they have at a time
 SWEEPS = Constant()  # a warp's over its token: it has up to 256 · SWEEPS channels
 GATED = Constant()  # whether there are h and gate; without, z is x
 EIGHT = Constant()  # whether y, backward dh, is rounded to E4M3, for a layer in FP8 that alone reads it
-KEPT = Constant(lambda SWEEPS: 8 * SWEEPS)  # numbers that a lane keeps
 # Of the norms, those that models have run with as many sweeps as their tokens take, the others with the most.
 KEYS = [(sweeps, gated, norm) for norm in NORMS for gated in (False, True)
         for sweeps in (range(1, MAX_SWEEPS + 1) if norm.rms == norm.weighted else (MAX_SWEEPS,))]
 EIGHT_KEYS = [key for key in KEYS if key[1] and key[2].rms == key[2].weighted]
+HALF_KEYS = [(HALF, *key[1:]) for key in KEYS if key[0] == 2]  # of the forward
 
 
 def key_of(C, gated, norm):
@@ -46,9 +50,24 @@ def key_of(C, gated, norm):
     return -(-C // SWEEP) if norm.rms == norm.weighted else MAX_SWEEPS, gated, norm
 
 
-def kernel_of(text, name, sweeps, gated, norm, launch_bounds, eight=False):
-    kernel = norm.kernel(text, f"{'gate_' * gated}{name}_{sweeps}{'_eight' * eight}", "RMS", "WEIGHTED", "SHIFTED",
-                         SWEEPS=sweeps, GATED=gated, EIGHT=eight, launch_bounds=launch_bounds)
+def forward_key_of(C, gated, norm, itemsize):
+    """The same of the forward, for numbers of `itemsize` bytes."""
+    key = key_of(C, gated, norm)
+    half = HALF, gated, norm
+    return half if itemsize == 2 and SWEEP < C <= HALF * SWEEP and half in HALF_KEYS else key
+
+
+def lanes_of(key):
+    """Lanes that share a token, in the forward."""
+    return WARP // 2 if key[0] == HALF else WARP
+
+
+def kernel_of(text, name, sweeps, gated, norm, launch_bounds, eight=False, **constants):
+    """constants: LANES, of the forward; with half of a warp there are twice as many sweeps."""
+    name = f"{'gate_' * gated}{name}_{str(sweeps).replace('.', '_')}{'_eight' * eight}"
+    sweeps = int(2 * sweeps) if sweeps == HALF else sweeps
+    kernel = norm.kernel(text, name, "RMS", "WEIGHTED", "SHIFTED", SWEEPS=sweeps, GATED=gated, EIGHT=eight,
+                         launch_bounds=launch_bounds, **constants)
     return requires("9.0")(kernel) if eight else kernel
 
 
@@ -85,21 +104,6 @@ def gated(x, h, gate):
 
 
 @cuda.jit(device=True, forceinline=True)
-def stored(array, v):
-    """Eight channels as `array` will hold them."""
-    return (as_stored(array, v[0]), as_stored(array, v[1]), as_stored(array, v[2]), as_stored(array, v[3]),
-            as_stored(array, v[4]), as_stored(array, v[5]), as_stored(array, v[6]), as_stored(array, v[7]))
-
-
-@cuda.jit(device=True, forceinline=True)
-def modulated(x, average, r, scale, weight, shift):
-    one = float32(1)
-    x0, x1, x2, x3 = normalised(x, average, r)
-    return (x0 * (weight[0] * (one + scale[0])) + shift[0], x1 * (weight[1] * (one + scale[1])) + shift[1],
-            x2 * (weight[2] * (one + scale[2])) + shift[2], x3 * (weight[3] * (one + scale[3])) + shift[3])
-
-
-@cuda.jit(device=True, forceinline=True)
 def squares(x, average):
     x0, x1, x2, x3 = x[0] - average, x[1] - average, x[2] - average, x[3] - average
     return (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)
@@ -107,66 +111,108 @@ def squares(x, average):
 
 # The kernel -----------------------------------------------------------------------------------------------------------
 
+@cuda.jit(device=True, forceinline=True)
+def sum_of_lanes(value):
+    """The sum over the LANES of a token, in each of them."""
+    if LANES == WARP:
+        return warp_sum(value)
+    lanes = uint32(0xFFFF) << uint32(cuda.threadIdx.x & LANES)  # the others may have no token
+    for step in (8, 4, 2, 1):
+        value += cuda.shfl_xor_sync(lanes, value, step)
+    return value
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_token(words, array, first, c, C):
+    """Ask for this lane's channels, c, c + SPAN …, of a token whose first of these is array[first]."""
+    for s in range(SWEEPS):
+        if c + s * SPAN < C:
+            fetch8(array, first + s * SPAN, words[s])
+
+
 def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places, eps):
     """z and y (B, T, C), mean and rstd (B · T,).
 
     scales: (scale,), or with a weight (scale, weight); ys: (y,), or (bytes, their scale, amax); shape: a `Shape`,
     places: `ForwardPlaces`
     """
-    lane = int32(cuda.threadIdx.x % WARP)
-    row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
-    if row < shape.rows:  # the same for all lanes of a warp
-        kept = cuda.local.array(KEPT, "float32")
-        first, b = row * shape.C + lane * 8, row // shape.T
-        at = b * places.gate_pitch + places.gate + lane * 8
+    c, C = int32(cuda.threadIdx.x % LANES * 8), shape.C
+    row = cuda.blockIdx.x * (BLOCK // LANES) + cuda.threadIdx.x // LANES
+    if row < shape.rows:  # the same for all lanes of a token
+        kept = cuda.local.array((SWEEPS, 8), "uint32")
+        a, b = cuda.local.array((SWEEPS, 8), "uint32"), cuda.local.array((SWEEPS, 8), "uint32")
+        v, f, g = (cuda.local.array(8, "float32"), cuda.local.array(8, "float32"), cuda.local.array(8, "float32"))
+        first, image = row * C + c, row // shape.T
+        fetch_token(kept, x, first, c, C)
+        if GATED:
+            fetch_token(a, h, first, c, C)
+            fetch_token(b, gate, image * places.gate_pitch + places.gate + c, c, C)
         total = float32(0)
         for s in range(SWEEPS):
-            c = int32(lane * 8 + s * SWEEP)
-            if c < shape.C:
-                v = load8(x, first + s * SWEEP)
+            if c + s * SPAN < C:
+                numbers8(x, kept[s], v)
                 if GATED:
-                    v = stored(z, gated(v, load8(h, first + s * SWEEP), load8(gate, at + s * SWEEP)))
-                    store8(z, first + s * SWEEP, v)
-                for i in range(8):
-                    kept[8 * s + i] = v[i]
+                    numbers8(h, a[s], f)
+                    numbers8(gate, b[s], g)
+                    for i in range(8):
+                        v[i] = v[i] + g[i] * f[i]
+                    words8(z, v, kept[s])
+                    numbers8(z, kept[s], v)
                 total += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
+        fetch_token(a, scales[0], image * places.pitch + places.scale + c, c, C)
+        if SHIFTED:
+            fetch_token(b, shift, image * places.pitch + places.shift + c, c, C)
+        if GATED:
+            for s in range(SWEEPS):
+                if c + s * SPAN < C:
+                    numbers8(z, kept[s], v)
+                    store8_from(z, first + s * SPAN, v)
         average = float32(0)
         if not RMS:
-            average = warp_sum(total) / float32(shape.C)
+            average = sum_of_lanes(total) / float32(C)
         total = float32(0)
         for s in range(SWEEPS):
-            if lane * 8 + s * SWEEP < shape.C:
-                k = 8 * s
-                total += squares((kept[k], kept[k + 1], kept[k + 2], kept[k + 3]), average)
-                total += squares((kept[k + 4], kept[k + 5], kept[k + 6], kept[k + 7]), average)
-        r = float32(1) / math.sqrt(warp_sum(total) / float32(shape.C) + eps)
+            if c + s * SPAN < C:
+                numbers8(z, kept[s], v)
+                total += squares((v[0], v[1], v[2], v[3]), average) + squares((v[4], v[5], v[6], v[7]), average)
+        r = float32(1) / math.sqrt(sum_of_lanes(total) / float32(C) + eps)
         factor, most = float32(1), uint32(0)
         if EIGHT:
             factor = float32(1) / ys[1][0]
-        at_shift, at_scale = b * places.pitch + places.shift + lane * 8, b * places.pitch + places.scale + lane * 8
         for s in range(SWEEPS):
-            if lane * 8 + s * SWEEP < shape.C:
-                k = 8 * s
-                a, d, w = load8(scales[0], at_scale + s * SWEEP), ZEROS, ONES
-                if SHIFTED:
-                    d = load8(shift, at_shift + s * SWEEP)
+            if c + s * SPAN < C:
+                numbers8(z, kept[s], v)
+                numbers8(scales[0], a[s], f)
+                for i in range(8):
+                    f[i] = float32(1) + f[i]
                 if WEIGHTED:
-                    w = load8(scales[1], lane * 8 + s * SWEEP)
-                low = modulated((kept[k], kept[k + 1], kept[k + 2], kept[k + 3]), average, r, a[:4], w[:4], d[:4])
-                high = modulated((kept[k + 4], kept[k + 5], kept[k + 6], kept[k + 7]), average, r, a[4:], w[4:], d[4:])
+                    load8_into(scales[1], c + s * SPAN, g)
+                    for i in range(8):
+                        f[i] *= g[i]
+                for i in range(8):
+                    g[i] = float32(0)
+                if SHIFTED:
+                    numbers8(shift, b[s], g)
+                for i in range(8):
+                    v[i] = (v[i] - average) * r * f[i] + g[i]
                 if EIGHT:
-                    most = store_rounded8(ys[0], first + s * SWEEP, low + high, factor, most)
+                    most = store_rounded8(ys[0], first + s * SPAN, (v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]),
+                                          factor, most)
                 else:
-                    store8(ys[0], first + s * SWEEP, low + high)
-        if lane == 0:
+                    store8_from(ys[0], first + s * SPAN, v)
+        if c == 0:
             if not RMS:
                 mean[row] = average
             rstd[row] = r
         if EIGHT:
-            keep_largest(ys[2], int32(cuda.blockIdx.x), most, lane)
+            keep_largest(ys[2], int32(cuda.blockIdx.x), most, int32(cuda.threadIdx.x % WARP))
 
 
-FORWARD = Variants(KEYS, lambda key: kernel_of(adaln_forward_v2, "adaln_forward_kernel_v2", *key, BLOCK))
-# with three blocks a multiprocessor asked for, or ptxas takes 64 registers where 66 are needed, and spills two
-EIGHT_FORWARD = Variants(EIGHT_KEYS, lambda key: kernel_of(adaln_forward_v2, "adaln_forward_kernel_v2", *key,
-                                                           (BLOCK, 3), eight=True))
+def made(key, eight=False):
+    """Blocks a multiprocessor: three to E4M3, or ptxas takes 64 registers where 66 are needed, and spills two."""
+    blocks = 3 if eight else 4 if key[0] == HALF else 1
+    return kernel_of(adaln_forward_v2, "adaln_forward_kernel_v2", *key, (BLOCK, blocks), eight, LANES=lanes_of(key))
+
+
+FORWARD = Variants(KEYS + HALF_KEYS, made)
+EIGHT_FORWARD = Variants(EIGHT_KEYS, lambda key: made(key, True))

@@ -63,7 +63,19 @@ from ..adaln import Norm, adaln_backward, adaln_forward, check_norm
 from ..columns import Columns, as_columns
 from ..gate import gate_backward, gate_forward
 from .backward import BACKWARD, EIGHT_BACKWARD, Chunks, Factors, Places, choose_plan
-from .forward import BLOCK, EIGHT_FORWARD, FORWARD, MAX_SWEEPS, ROWS, SWEEP, WARP, ForwardPlaces, Shape, key_of
+from .forward import (
+    BLOCK,
+    EIGHT_FORWARD,
+    FORWARD,
+    MAX_SWEEPS,
+    SWEEP,
+    WARP,
+    ForwardPlaces,
+    Shape,
+    forward_key_of,
+    key_of,
+    lanes_of,
+)
 from .reference import gate_adaln_backward_reference, gate_adaln_forward_reference
 
 
@@ -105,7 +117,7 @@ def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="la
     """
     B, T, C, version = _check(x, h, (gate, shift, scale), version, weight, norm)
     is_gated, which = h is not None, Norm(norm == "rms", weight is not None, shift is not None)
-    key = key_of(C, is_gated, which)
+    key = forward_key_of(C, is_gated, which, x.dtype.itemsize) if into is None else key_of(C, is_gated, which)
     if into is not None and (not is_device(x) or version == 1 or key not in EIGHT_FORWARD or x.dtype != np.float16):
         z, y, *others = gate_adaln_forward(x, h, gate, shift, scale, eps, weight, norm, version=version)
         return (z, quantise_forward(y, *into), *others)
@@ -120,7 +132,8 @@ def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="la
     scale = as_columns(scale)  # what stands for an absent array is not looked at
     shift, gate = as_columns(shift) if which.shifted else scale, as_columns(gate) if is_gated else scale
     flat, branch = x.reshape(-1), (h if is_gated else x).reshape(-1)
-    launch((FORWARD if into is None else EIGHT_FORWARD)[key], -(-B * T // ROWS), BLOCK, flat, branch, gate.flat,
+    launch((FORWARD if into is None else EIGHT_FORWARD)[key], -(-B * T // (BLOCK // lanes_of(key))), BLOCK,
+           flat, branch, gate.flat,
            shift.flat, (scale.flat,) if weight is None else (scale.flat, weight), z.reshape(-1),
            (y.reshape(-1), *(into or ())),
            rstd if which.rms else mean, rstd, Shape(B * T, T, C),
