@@ -14,6 +14,8 @@ from ..kernels.optimizer.step_state import next_row
 from ..kernels.random import PURPOSE_SAMPLER, random_normal
 from .ahead import Ahead, steps_ahead
 
+TOGETHER = 5  # steps of a recorded graph: between two graphs a GPU is idle for some 5 µs
+
 
 class Run:
     """The arrays of a batch of `size` images, and the steps of a `Plan` over them.
@@ -63,16 +65,31 @@ class Run:
         self.rewind()
         self.start(noise)
         with many_evaluations():
-            for number, (step, row) in enumerate(zip(self.plan.steps, self.plan.table, strict=True)):
+            for number, step, count in self.parts(alone=bool(before)):
                 if self.ahead and number % self.ahead.steps == 0:
                     self._replayed("ahead", self.ahead.launch)()
                 if before and step.asks:
-                    before(self.kept[step.operations[0].inputs[0][1]], row.view(np.float32))
-                self._replayed(step, lambda step=step: self.launch(step))()
+                    before(self.kept[step.operations[0].inputs[0][1]], self.plan.table[number].view(np.float32))
+                self._replayed((step, count), lambda step=step, count=count: self.launch(step, count))()
                 self._pace()
                 if after and step.asks:
-                    after()
+                    for _ in range(count):
+                        after()
         return self.kept[0]
+
+    def parts(self, alone=False):
+        """(number of its first step, step, how many) of each part of the plan that is one graph: TOGETHER steps of a
+        kind, or one; alone: never more than one."""
+        number, steps = 0, self.plan.steps
+        most = 1 if alone or self.eager or not hasattr(self.backend, "capture") else TOGETHER
+        while number < len(steps):
+            end = number + most
+            same = end <= len(steps) and len(set(steps[number:end])) == 1
+            if same and self.ahead:  # what is computed ahead comes before its first step
+                same = number // self.ahead.steps == (end - 1) // self.ahead.steps
+            count = end - number if same else 1
+            yield number, steps[number], count
+            number += count
 
     def start(self, noise):
         """Begin with this noise."""
@@ -98,8 +115,12 @@ class Run:
             self.launch(step)
             self.rewind()
 
-    def launch(self, step):
-        """Launch the kernels of one step, the next one in the table."""
+    def launch(self, step, count=1):
+        """Launch the kernels of the next `count` steps in the table, all of this kind."""
+        for _ in range(count):
+            self._launch_next(step)
+
+    def _launch_next(self, step):
         next_row(self.table, self.step, self.row)
         made = []
 

@@ -85,13 +85,13 @@ def test_a_plan_gives_the_bits_of_the_function(engine, rng, name):
 @pytest.mark.parametrize("name", CASES)
 @quick(lambda name: name in KINDS)
 def test_replayed_and_launched_one_by_one_give_the_same_bits(rng, name):
-    """Each kind of step is launched at first, recorded at its second time and replayed from then on; other seeds, and
-    weights at another place, which are recorded anew."""
+    """Each kind of step, and each run of five of a kind, is launched at first, recorded at its second time and replayed
+    from then on; other seeds, and weights at another place, which are recorded anew."""
     sampler, settings = CASES[name]
     device, estimate, more = RecordingDevice(), Estimate(), given(name, rng)
     place = ["here"]
     estimate.model = type("Model", (), {"num_classes": None, "backend": device, "place": lambda self: place[0]})()
-    plan = Plan(sampler, estimate.numbers, SIGMAS, settings, more)
+    plan = Plan(sampler, estimate.numbers, [*np.geomspace(9, 0.1, 12).tolist(), 0.0], settings, more)
     replayed, launched = (Run(plan, estimate, 2, SHAPE, more, eager=eager) for eager in (False, True))
     wanted = {}
     for turn, seeds in enumerate(([4, 7], [1, 2], [4, 7], [4, 7])):
@@ -100,8 +100,20 @@ def test_replayed_and_launched_one_by_one_give_the_same_bits(rng, name):
         if first not in wanted:
             wanted[first] = download(launched(launched.noise(seeds), seeds))
         np.testing.assert_array_equal(download(replayed(replayed.noise(seeds), seeds)), wanted[first])
-        kinds = len(set(plan.steps))
-        assert device.replays - before == (len(plan.steps) if 0 < turn < 3 else len(plan.steps) - kinds)
+        parts = list(replayed.parts())
+        kinds = len({(step, count) for _, step, count in parts})
+        assert device.replays - before == (len(parts) if 0 < turn < 3 else len(parts) - kinds)
+        assert [step for _, step, count in parts for _ in range(count)] == list(plan.steps)
+    assert max(count for _, _, count in parts) == (1 if name in ("heun", "repaint") else 5)
+
+
+def test_what_is_computed_ahead_comes_before_its_first_step():
+    """Steps that are replayed together do not reach across the step that the next of them are computed before."""
+    run = Run.__new__(Run)
+    run.eager, run.backend, run.plan = False, RecordingDevice(), type("Plan", (), {"steps": ["step"] * 17})
+    run.ahead = type("Ahead", (), {"steps": 8})
+    assert [(number, count) for number, _, count in run.parts()] == [
+        (0, 5), (5, 1), (6, 1), (7, 1), (8, 5), (13, 1), (14, 1), (15, 1), (16, 1)]
 
 
 @pytest.mark.parametrize("name, kinds", [("ddpm", 2), ("ddim", 1), ("euler", 1), ("euler-ancestral", 2), ("heun", 3),
