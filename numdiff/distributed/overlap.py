@@ -1,4 +1,4 @@
-"""The sum of the gradients by `peer` beside the backward pass, on a second stream: by its kernels, or by copies first.
+"""The sum of the gradients by `peer` beside the backward pass, on a second stream.
 
     first stream     … backward of the last blocks | of those before …  … | join, the rest of the sum | update
     second stream          group 0: barrier, sum, barrier, gather | group 1: … |
@@ -7,10 +7,8 @@ The parameters form groups by the moment at which their gradients are complete, 
 no run of the flat buffer, as a bucket of `mpi` is: a UNet's embedding layers lie all over it, and their gradients come
 last, so that every run would wait for them. What has not left when the backward pass ends follows it.
 
-BY COPIES, where the update is shared. A kernel that adds needs registers, of which a DiT's products leave none on any
-multiprocessor: it waits for them, and they for it. So a group's gradients that are this rank's to add up are copied
-from the other ranks, by the copy engines, which need no multiprocessor, and all are added up from this GPU's memory
-when the backward pass is over. A barrier is one warp of no more than 32 registers, which has room beside a product.
+FOR WHOM. A kernel that adds needs registers, of which a DiT's products leave none on any multiprocessor: it waits for
+them, and they for it. So a model says whether it pays (`Model.exchange_beside`).
 
 THE SAME BITS. Each element is added up by one rank, in rank order, as without this. What adds up parts of a weight's
 gradient later (kernels/second_pass.py) does so before a group leaves.
@@ -26,7 +24,7 @@ lent again in this step. Its kernels write nothing else, and the join precedes w
 """
 import numpy as np
 
-from ..device import copy_into, empty, forked, join, lasting, upload
+from ..device import forked, join, lasting, upload
 from ..kernels.peer_pieces import peer_copy_pieces, peer_reduce_pieces, pieces_of
 from ..kernels.second_pass import settle
 from ..nn.partition import joined
@@ -40,15 +38,13 @@ class Group:
     """Parameters whose gradients are complete after the same record.
 
     own, others: tables of the pieces that this rank adds up, and of those that it gets from the others, as
-    kernels/peer_pieces.py takes them; runs: [(start, stop)] of what it adds up
+    kernels/peer_pieces.py takes them
     """
 
     def __init__(self, members, ready, parameters, rank, ranks, bounds):
         self.parameters, self.ready = [parameter for parameter, *_ in members], ready
         spans = sorted((first, end) for _, first, _, end in members)
-        rows = rows_of(spans, bounds)
-        self.runs = [(start, start + count) for whose, start, _, count in rows if bounds is not None and whose == rank]
-        pieces = pieces_of(rows)
+        pieces = pieces_of(rows_of(spans, bounds))
         if bounds is None:
             pieces[:, 0] = np.arange(len(pieces)) * ranks // max(1, len(pieces))
         with lasting(getattr(parameters.grad, "backend", None)):
@@ -88,15 +84,13 @@ def groups_of(parameters, touched, rank, ranks, bounds):
 def made_for(exchange, parameters):
     """The watcher of the backward pass of the model with these `FlatParameters`, as its `exchange_beside` says; None
     where the sum follows it."""
-    kind = {"kernels": Overlap, "copies": CopiedOverlap}.get(wanted(parameters, exchange.partition))
-    parameters.overlapped = kind is not None
-    return kind and kind(exchange, parameters)
+    parameters.overlapped = wanted(parameters)
+    return Overlap(exchange, parameters) if parameters.overlapped else None
 
 
-def wanted(parameters, partition):
-    """How the sum goes on beside the backward pass: "kernels", "copies" (for a shared update) or None."""
-    how = getattr(parameters, "exchange_beside", None) if BLOCKS > 0 else None
-    return None if how == "copies" and not partition else how
+def wanted(parameters):
+    """Whether the sum goes on beside the backward pass."""
+    return BLOCKS > 0 and getattr(parameters, "exchange_beside", False)
 
 
 def plan(like, size):
@@ -143,33 +137,4 @@ class Overlap:
         if not exchange.partition:
             exchange.barrier()  # every rank's sums are there
             peer_copy_pieces(exchange.gradients, own, group.others, blocks=blocks)
-        self.left += 1
-
-
-class CopiedOverlap(Overlap):
-    """The same by copies, for a shared update.
-
-    arrived: for each rank its gradients of this rank's part, in the order of the ranks: own ones where they lie
-    """
-
-    def __init__(self, exchange, parameters):
-        super().__init__(exchange, parameters)
-        low, high = exchange.partition.bounds[exchange.rank:exchange.rank + 2]
-        self.low, self.own = low, exchange.gradient[low:high]
-        with lasting(getattr(parameters.grad, "backend", None)):
-            self.arrived = [self.own if rank == exchange.rank else empty(self.own.shape, np.float32, like=self.own)
-                            for rank in range(len(exchange.gradients))]
-            self.pieces = upload(pieces_of([(0, 0, 0, high - low)]), parameters.grad)
-
-    def finish(self):
-        super().finish()
-        peer_reduce_pieces(self.arrived, self.own, self.pieces)
-
-    def _add(self, group, blocks):
-        exchange = self.exchange
-        exchange.barrier()  # every rank's gradients of the group are ready
-        for step in range(1, len(self.arrived)):  # each rank from another one
-            rank = (exchange.rank + step) % len(self.arrived)
-            for start, stop in group.runs:
-                copy_into(self.arrived[rank][start - self.low:stop - self.low], exchange.gradients[rank][start:stop])
         self.left += 1

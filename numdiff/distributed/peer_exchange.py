@@ -70,7 +70,7 @@ class PeerExchange(NoExchange):
         self.all_flags = [zeros(MAX_RANKS * STRIDE, np.int32, like)] * size
         self.add(zeros(1, np.float32, like))
         self.gather(partition and partition.bounds)
-        if overlap.wanted(parameters, partition):
+        if overlap.wanted(parameters):
             overlap.plan(like, size)
         if partition:
             self.weights, self.partials = [parameters.data] * size, [partition.partials] * size
