@@ -27,7 +27,7 @@ READ NEXT
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from ..device import cuda, float32, int32, int64, is_device, launch, load4, store4
+from ..device import DeviceArray, cuda, float32, int32, int64, is_device, launch, load4, store4
 from ..device.eight import one_of
 from ..device.threads import Stack
 from .common import load4_or_zeros
@@ -199,6 +199,13 @@ def settle_for(array):
 def overlaps(a, b):
     """Whether an array shares memory with a device array."""
     return is_device(a) and a.memory is b.memory and a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
+
+
+def joined(a, b):
+    """What two device arrays that lie one behind the other in memory are together, or None."""
+    if a.memory is b.memory and a.dtype == b.dtype and a.offset + a.nbytes == b.offset:
+        return DeviceArray(a.backend, (a.size + b.size,), a.dtype, a.memory, a.offset)
+    return None
 
 
 def add_parts(sums, waits=False):

@@ -25,8 +25,9 @@ from tests import kept
 from tests.kernels.ptx_equal import find_ptxas, normalised
 
 # Limited by memory, with a row or more in registers: a spill would go there and back.
-IN_REGISTERS = ("layernorm.", "rmsnorm.", "optimizer.muon.", "optimizer.power_ema.", "transformer.adaln.",
-                "transformer.gate_adaln.", "transformer.qk_norm_rope.", "transformer.swiglu.")
+IN_REGISTERS = ("groupnorm.clusters.", "groupnorm.one_pass", "layernorm.", "rmsnorm.", "optimizer.muon.",
+                "optimizer.power_ema.", "transformer.adaln.", "transformer.gate_adaln.", "transformer.qk_norm_rope.",
+                "transformer.swiglu.")
 ORDERS = {"nn", "nt", "tn", "tt"}  # words of kernels' names, as `covering` reads them
 SWITCHES = {"bf16", "pair", "promoted", "eight", "rms", "weighted", "unshifted", "gate"}
 CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"

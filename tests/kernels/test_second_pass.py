@@ -8,7 +8,7 @@ from numdiff.device import download, zeros
 from numdiff.distributed.mpi_exchange import MpiExchange
 from numdiff.kernels import second_pass
 from numdiff.kernels.matmul import launcher
-from numdiff.kernels.second_pass import Sum, add_parts, bits_of, collected, may_wait, settle, settle_for
+from numdiff.kernels.second_pass import Sum, add_parts, bits_of, collected, joined, may_wait, settle, settle_for
 from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
 from numdiff.nn.tensor import Parameter
@@ -47,6 +47,16 @@ def test_add_parts(engine, rng, monkeypatch, shape, adds, wanted):
     got = run()
     engine.check(got, want, 1e-6, size)
     engine.check_equal(got, run())
+
+
+@on("emulator", "cuda")
+def test_neighbours_are_joined(engine):
+    both = engine(np.arange(12.0))
+    whole = joined(both[:4], both[4:])
+    assert whole.shape == (12,)
+    engine.check_equal(whole, both)
+    assert joined(both[4:], both[:4]) is None and joined(both[:4], both[8:]) is None
+    assert joined(both[:4], engine(np.ones(4))) is None
 
 
 @on("emulator", "cuda")

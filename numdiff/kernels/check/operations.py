@@ -245,7 +245,7 @@ def norms_cases():
     yield sixteens((2, 48, 16), 4, 1, 1, False)
     yield sixteens((2, 20, 96), 16, 1, 0, True)
     yield sixteens((2, 20, 48), 8, 1, 0, True, cluster=4)
-    yield sixteens((1, 75, 16), 2, 1, 0, True, two=True)
+    yield sixteens((1, 112, 16), 2, 1, 2, True, two=True)
     yield Case("layernorm", normal(x=(5, 36), weight=(36,), bias=(36,)),
                lambda a, v: layernorm.layernorm_forward(a.x, a.weight, a.bias, version=v), (1, 2))
 

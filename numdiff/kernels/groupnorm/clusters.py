@@ -7,7 +7,7 @@ WHAT IS NEW, AND WHY IT PAYS
     64×64×192 with a residual, batch 32, on an H100. Where one block is enough, more are no faster.
     It costs two barriers of the cluster, and each warp reads 32 sums from every other block's shared memory, where all
     left them at the same address. All blocks add the same sums in the same order, so they get the same averages.
-    The first block writes the cluster's sums, and counts.
+    The first block writes the cluster's sums.
 LAUNCH
     grid (C / tile, B, blocks), cluster (1, 1, blocks); otherwise as one_pass_half.py, with 128 more bytes of shared
     memory for each part. The kernel's source is in that file, compiled with CLUSTERS set.

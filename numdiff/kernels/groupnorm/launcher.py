@@ -7,9 +7,9 @@ VERSIONS
     v1 block-per-group: a block a group (groups.py).
     v2 chunked: blocks own a chunk of pixels with all channels (chunks.py).
     v3 one-pass: a block keeps some groups of a sample in shared memory: one kernel a pass, x read once, the last block
-       adds the parameters' gradients (one_pass.py, one_pass_backward.py; one_pass_half.py in float16). C a multiple of
-       8. Taken where `choose_plan` (plan.py) forecasts less than `version_2_estimate`: not where its blocks would be
-       too few, or each much larger than shared memory.
+       adds the parameters' gradients (one_pass.py, one_pass_backward.py), or a later launch does, with other layers'
+       (one_pass_half.py, in float16). C a multiple of 8. Taken where `choose_plan` (plan.py) forecasts less than
+       `version_2_estimate`: not where its blocks would be too few, or each much larger than shared memory.
     v4 known-statistics: forward, where a convolution left the statistics beside its float16 result: reads and writes
        in turn (normalise.py).
     Arrays of the host: cpu.py.

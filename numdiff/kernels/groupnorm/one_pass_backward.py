@@ -10,7 +10,7 @@ PARAMETER GRADIENTS
     A block leaves the sums of its channels in memory and counts itself. The last of the B blocks that share channels
     adds them up over the samples, in the order of the samples, whichever block is last: no second launch, and the same
     bits in every run. A fence on both sides of the count lets it see the others' sums. `cuda.atomic.inc` wraps, so the
-    counter is 0 again for the next launch.
+    counter is 0 again for the next launch. (one_pass_half.py leaves them to second_pass.py.)
 TWO ARRAYS AS ONE
     as in one_pass.py; dx and the residual, which is added to dx, are Pairs like x.
 LAUNCH
@@ -38,6 +38,7 @@ from ...device.requires import requires
 from ...device.threads import kept
 from ..common import divide
 from ..concat import Pair, parts_of
+from ..second_pass import Sum, add_parts, joined
 from .clusters import groupnorm_backward_clusters
 from .one_pass import pick, place_of, put, this_thread
 from .one_pass_half import PART, HalfCut, groupnorm_backward_half, groupnorm_backward_half_two
@@ -365,18 +366,22 @@ def one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, s
     if second is not None:
         residual_ = Pair(residual_.a, second.reshape(-1))
     arguments = (dy.reshape(-1), x_, weight, bias, (mean.reshape(-1), rstd.reshape(-1)), residual_, dx_,
-                 totals.reshape(-1), (dweight, dbias), counters(dy.backend),
-                 Shape(x.size // (B * C * plan.blocks), C, seam, C // groups))
+                 totals.reshape(-1))
+    shape = Shape(x.size // (B * C * plan.blocks), C, seam, C // groups)
     last = int(silu), int(residual is not None)
     if plan.near is not None:
-        parts = plan.tile // PART
+        parts, both = plan.tile // PART, joined(dweight, dbias)
+        steps = (C, B * C) if both is None else (2 * C, C)  # of totals: (2, B, C), or (B, 2, C) where one sum is enough
         kernel = groupnorm_backward_half if plan.blocks == 1 else groupnorm_backward_clusters
         kernel = kernel if second is None else groupnorm_backward_half_two
-        launch(kernel, (C // plan.tile, B, plan.blocks), parts * (2 * plan.rows + WARP), *arguments,
-               HalfCut(parts, plan.rows, plan.ring, plan.share, plan.near), *last, shared=plan.shared,
+        launch(kernel, (C // plan.tile, B, plan.blocks), 2 * parts * plan.rows, *arguments, shape,
+               HalfCut(parts, plan.rows, plan.ring, plan.near, groups, *steps), *last, shared=plan.shared,
                cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1)
+        add_parts([Sum(totals[:1], B, dweight, True), Sum(totals[1:], B, dbias, True)] if both is None else
+                  [Sum(totals, B, both, True)], waits=True)
     else:
         launch(groupnorm_backward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows), *arguments,
+               (dweight, dbias), counters(dy.backend), shape,
                BackwardCut(plan.tile * groups // C, plan.ring, plan.held, plan.share, plan.team_bits), *last,
                shared=plan.shared)
     return dx

@@ -1,4 +1,4 @@
-"""GroupNorm's backward in one pass, float16, a warp for sixteen channels: one barrier, and a warp that only adds up.
+"""GroupNorm's backward in one pass, float16, a warp for sixteen channels: one barrier, and copies a few turns ahead.
 
 WHAT IS NEW, AND WHY IT PAYS
     In the one-pass backward for any tile (one_pass_backward.py) memory idles for half of the time. Here:
@@ -10,12 +10,20 @@ WHAT IS NEW, AND WHY IT PAYS
     make whole groups, and a second barrier joins the groups that lie in two parts.
     Everything is kept. Of 64×64 pixels of x and dy all but an eighth now fit in shared memory, and that eighth is kept
     in registers (`near` turns of a thread, one or two): nothing is read twice, and nothing is loaded late.
-    One warp only adds up. Each part has a last warp without pixels: it writes the part's sums, counts them, and if it
-    is the last one of all samples, adds these up, lane n column n, while the other warps write dx. No warp waits.
+    Copies are asked for AHEAD turns ahead, the next with each turn that is worked on. Were all asked for at once, a
+    warp would have to hand in its last copy before its first sum, and wait there where no more may be on their way.
+    Eight SiLU' side by side. 2ˣ and 1/x answer after dozens of cycles; one channel after the other, as few registers
+    make ptxas arrange them, a turn takes 8 times the way from x to g. `through_silu8` takes each step for all eight,
+    for which there are 128 registers since no warp is beyond the sixteen.
+    Nobody counts. The sums of a sample go to memory, and another launch adds the samples' up, in a step together with
+    other layers' gradients (second_pass.py). A last block that does it here ends after all the others: a fence, the
+    count, and two loads, one after the other.
     The residual is prefetched into the L2 cache after x and dy, which takes no registers, and then loaded four turns at
     a time. Of an input that three operations read (a UNet's skip: the next block's norm and shortcut, and a block on
     the way up) there are two residuals: `groupnorm_backward_half_two` adds them to each other as they arrive, rounded,
     as a kernel of their own would.
+    The mean is part of the shift: z = x · scale + shift, and the sums are of g · x, from which a thread takes mean · Σg
+    when it has seen its pixels, a few dozen. The error, 2⁻²⁴ of x, is far below the 2⁻¹¹ to which x is known.
     dx is two products: g · scale + (x · slope + offset), where slope and offset contain both averages and the mean.
     From sm_90 on, up to eight blocks (a cluster) share a tile's pixels where one block has no room for them: after the
     barrier each leaves its sums where the others read them (clusters.py).
@@ -24,9 +32,9 @@ MEASURED
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
         v3*     29.4 µs    1,714 GB/s   42 % of memory   2.06 × v2
 LAUNCH
-    grid (C / tile, B, blocks of a cluster); block parts · (team + 1) warps, those with pixels first, of each turn's 16
-    pixels one after the other for all parts. Dynamic shared memory: 128 bytes for each warp with pixels, 128 more for
-    each of several parts, then the pixels. 96 registers: five warps in each quarter of a multiprocessor.
+    grid (C / tile, B, blocks of a cluster); block parts · team warps, of each turn's 16 pixels one after the other for
+    all parts. Dynamic shared memory: 128 bytes for each warp, 128 more for each of several parts, then the pixels. 128
+    registers: four warps in each quarter of a multiprocessor.
 DETERMINISM, ACCURACY, COST, SOURCE
     as one_pass_backward.py
 READ NEXT
@@ -34,7 +42,7 @@ READ NEXT
 """
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, opaque, uint32
+from ...device import cuda, float32, int32, int64, opaque, uint32
 from ...device.approximate import reciprocal
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
@@ -42,7 +50,6 @@ from ...device.eight import (
     add8,
     by_sign,
     copy8,
-    fence,
     fetch8,
     load8_into,
     numbers8,
@@ -57,7 +64,6 @@ from ...device.requires import requires
 from ...device.specialise import Constant, specialise
 from ..common import divide
 from .vectors import (
-    PARTS,
     VECTOR,
     WARP,
     WARP_BITS,
@@ -66,16 +72,16 @@ from .vectors import (
     BackwardWalk,
     accumulate,
     clear,
-    find_groups,
-    gradient8,
     lanes_sum,
     locate,
+    through_silu8,
 )
 
 PART = 16  # channels: 32 bytes of a pixel, as memory delivers them
 PIXELS = 16  # of a warp: two threads each
-MAX_THREADS = 640  # threads: with the 96 registers that each needs, a multiprocessor has room for 20 warps
+MAX_THREADS = 512  # threads: with 128 registers each a multiprocessor has room for 16 warps
 MAX_NEAR = 2  # turns that registers may keep
+AHEAD = 2  # turns of which the copies are on their way: 32 KiB of a multiprocessor with 16 warps
 CLUSTERS = Constant()  # whether the blocks of a cluster share a tile's pixels (clusters.py)
 TWO = Constant()  # whether there are two residuals; the second lies where that of a Pair's other part would
 
@@ -84,20 +90,22 @@ class HalfCut(NamedTuple):
     """How a block is cut.
 
     parts: of the tile, sixteen channels each; rows: pixels of a turn, 16 for each warp of a part; ring: element at
-    which pixels start in shared memory; share: pixels of a group of copies; near: turns that registers keep, then P is
-    a multiple of the rows
+    which pixels start in shared memory; near: turns that registers keep, then P is a multiple of the rows; groups: of a
+    sample; sample, bias: in totals, from a sample's sums to the next one's, and from those for weight to those for bias
     """
 
     parts: int
     rows: int
     ring: int
-    share: int
     near: int
+    groups: int
+    sample: int
+    bias: int
 
 
 class Lane(NamedTuple):
-    """A thread's place: its lane, its warp of the block's `warps` with pixels, which part of the tile that has, its
-    first pixel, and the first of its eight channels in the part."""
+    """A thread's place: its lane, its warp of the block's `warps`, which part of the tile that has, its first pixel,
+    and the first of its eight channels in the part."""
 
     lane: int
     warp: int
@@ -117,6 +125,23 @@ class Column(NamedTuple):
     rstd: float
 
 
+class Ahead(NamedTuple):
+    """A thread's next pixel to be copied: its number, its place in shared memory, its elements of x and dy."""
+
+    p: int
+    at: int
+    i: int
+    i_dy: int
+
+
+class Pixel(NamedTuple):
+    """A thread's next pixel to be written: its number, its place in shared memory, its element of dx."""
+
+    p: int
+    at: int
+    i: int
+
+
 class Near(NamedTuple):
     """x and dy, later g, of the turns that registers keep, as `fetch8` brings them."""
 
@@ -128,7 +153,7 @@ class Near(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def this_lane(cut):
-    t, team = int32(cuda.threadIdx.x), int32(cut.rows >> 4)  # the warps of a part that have pixels
+    t, team = int32(cuda.threadIdx.x), int32(cut.rows >> 4)  # warps of a part
     lane, warp = int32(t & (WARP - 1)), int32(t >> WARP_BITS)
     of_team, part = divide(warp, cut.parts)
     row, in_part = int32(16 * of_team + (lane >> 1)), int32(VECTOR * (lane & 1))
@@ -212,37 +237,14 @@ def ask_both(residual, pair, p, P, rows, i, step, before):
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish8(dx, i, value, d, scales, slopes, offsets, before, adds):
+def finish8(dx, i, value, d, factors, before, adds):
     """dx of one pixel."""
+    scales, slopes, offsets = factors
     for k in range(VECTOR):
         d[k] = d[k] * scales[k] + (value[k] * slopes[k] + offsets[k])
     if adds:
         add8(dx, before, d)
     store8_from(dx, i, d)
-
-
-@cuda.jit(device=True, forceinline=True)
-def add_samples(totals, dweight, dbias, channel, is_bias, C, B):
-    """One column: dweight or dbias of `channel` += the sums over the samples of `totals` (2, B, C)."""
-    part = cuda.local.array(16, float32)
-    at, b = int32(B * C + channel if is_bias else channel), int32(0)
-    total = dbias[channel] if is_bias else dweight[channel]
-    while b + 16 <= B:  # sixteen loads in flight at once, as each has a long latency
-        for k in range(16):
-            part[k] = totals[at + k * C]
-        for k in range(8):
-            part[k] += part[k + 8]
-        for k in range(4):
-            part[k] += part[k + 4]
-        total += (part[0] + part[2]) + (part[1] + part[3])
-        b, at = int32(b + 16), int32(at + 16 * C)
-    while b < B:
-        total += totals[at]
-        b, at = int32(b + 1), int32(at + C)
-    if is_bias:
-        dbias[channel] = total
-    else:
-        dweight[channel] = total
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -271,29 +273,55 @@ def sum_of_blocks(address, lane, blocks):
     return total
 
 
+@cuda.jit(device=True, forceinline=True)
+def ask_for_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width):
+    """Load weight (to scales), bias (to shifts), mean and rstd for the eight channels from c on."""
+    load8_into(weight, c, affine.scales)
+    load8_into(bias, c, affine.shifts)
+    group, before = divide(c, width)
+    at, left = uint32(of_sample + group), int32(width - before)  # channels of this group from here on
+    for k in range(VECTOR):
+        affine.means[k], rstds[k] = mean[at], rstd[at]
+        left = int32(left - 1)
+        if left == 0:
+            at, left = uint32(at + 1), int32(width)
+
+
+@cuda.jit(device=True, forceinline=True)
+def join_affine(affine, rstds):
+    """z = x · scale + shift, the mean in the shift."""
+    for k in range(VECTOR):
+        affine.scales[k] *= rstds[k]
+        affine.shifts[k] -= affine.means[k] * affine.scales[k]
+
+
 # The kernel's parts ---------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
-def ask_for_pixels(kept, near, x, dy, cut, me, walk):
-    """The producer: ask for x and dy of this thread's pixels.
+def copy_next(kept, x, dy, ahead, cut, walk):
+    """Start the copies of x and dy of this thread's next pixel, if there is one, a group of their own."""
+    if ahead.p < walk.P:
+        copy8(kept, ahead.at, x, ahead.i)
+        copy8(kept, ahead.at + walk.half, dy, ahead.i_dy)
+    cp_async_commit()
+    return Ahead(int32(ahead.p + cut.rows), int32(ahead.at + walk.turn), int64(ahead.i + walk.step),
+                 int64(ahead.i_dy + walk.step_dy))
 
-    The first `cut.near` turns come to registers, the others to `kept`, in PARTS groups of copies.
-    """
+
+@cuda.jit(device=True, forceinline=True)
+def ask_for_pixels(kept, near, x, dy, cut, me, walk):
+    """Ask for x and dy of the `cut.near` turns that come to registers, and of the first AHEAD of those in `kept`."""
     if cut.near > 0:
         fetch8(x, walk.first, near.x_0)
         fetch8(dy, walk.first_dy, near.d_0)
     if cut.near > 1:
         fetch8(x, walk.first + walk.step, near.x_1)
         fetch8(dy, walk.first_dy + walk.step_dy, near.d_1)
-    p, at = int32(me.row + cut.near * cut.rows), walk.own
-    i, i_dy = walk.first + cut.near * walk.step, walk.first_dy + cut.near * walk.step_dy
-    for copies in range(PARTS):
-        end = int32(min(cut.near * cut.rows + (copies + 1) * cut.share, walk.P))
-        while p < end:
-            copy8(kept, at, x, i)
-            copy8(kept, at + walk.half, dy, i_dy)
-            p, at, i, i_dy = int32(p + cut.rows), int32(at + walk.turn), i + walk.step, i_dy + walk.step_dy
-        cp_async_commit()
+    ahead = Ahead(int32(me.row + cut.near * cut.rows), walk.own, int64(walk.first + cut.near * walk.step),
+                  int64(walk.first_dy + cut.near * walk.step_dy))
+    for _ in range(opaque(AHEAD)):  # a loop, past which ptxas moves no load
+        ahead = copy_next(kept, x, dy, ahead, cut, walk)
+    return ahead
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -312,13 +340,13 @@ def add_near(total_gx, total_g, kept, x_words, d_words, affine, activate):
     d = cuda.local.array(VECTOR, float32)
     numbers8(kept, x_words, value)
     numbers8(kept, d_words, d)
-    gradient8(value, d, affine.means, affine.scales, affine.shifts, activate)
+    through_silu8(value, d, affine.scales, affine.shifts, activate)
     accumulate(value, d, total_gx, total_g)
     words8(kept, d, d_words)
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_gradients(total_gx, total_g, kept, near, affine, cut, me, walk, activate):
+def add_gradients(total_gx, total_g, kept, near, x, dy, ahead, affine, cut, me, walk, activate):
     """This thread's sums of g · (x - mean) and g, channel by channel, over its pixels as they come. g takes dy's place.
 
     It waits only for its own copies, as it reads only what it copied itself.
@@ -331,19 +359,19 @@ def add_gradients(total_gx, total_g, kept, near, affine, cut, me, walk, activate
         add_near(total_gx, total_g, kept, near.x_0, near.d_0, affine, activate)
     if cut.near > 1:
         add_near(total_gx, total_g, kept, near.x_1, near.d_1, affine, activate)
-    p, at, end = int32(me.row + cut.near * cut.rows), walk.own, int32(cut.near * cut.rows)
-    for _ in range(PARTS):
-        cp_async_commit()  # an empty group, so that PARTS of them may be left whichever part it is
-        cp_async_wait(PARTS)
-        end = int32(min(end + cut.share, walk.P))
-        while p < end:
-            load8_into(kept, at, value)
-            load8_into(kept, at + walk.half, d)
-            gradient8(value, d, affine.means, affine.scales, affine.shifts, activate)
-            if activate:
-                store8_from(kept, at + walk.half, d)
-            accumulate(value, d, total_gx, total_g)
-            p, at = int32(p + cut.rows), int32(at + walk.turn)
+    p, at = int32(me.row + cut.near * cut.rows), walk.own
+    while p < walk.P:
+        ahead = copy_next(kept, x, dy, ahead, cut, walk)
+        cp_async_wait(AHEAD)
+        load8_into(kept, at, value)
+        load8_into(kept, at + walk.half, d)
+        through_silu8(value, d, affine.scales, affine.shifts, activate)
+        if activate:
+            store8_from(kept, at + walk.half, d)
+        accumulate(value, d, total_gx, total_g)
+        p, at = int32(p + cut.rows), int32(at + walk.turn)
+    for k in range(VECTOR):  # of a few pixels: little cancels
+        total_gx[k] -= affine.means[k] * total_g[k]
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -363,9 +391,9 @@ def sum_of_warps(sums, cut, me):
 
 @cuda.jit(device=True, forceinline=True)
 def sum_of_cluster(sums, total, cut, me):
-    """As `sum_of_warps`, of all blocks of the cluster: each part's last warp leaves the block's where all find it."""
+    """As `sum_of_warps`, of all blocks of the cluster: each part's first warp leaves the block's where all find it."""
     mine = int32(WARP * (me.warps + me.part) + (2 * PART * cut.parts if cut.parts > 1 else 0))
-    if me.warp >= me.warps:
+    if me.warp < cut.parts:
         sums[mine + me.lane] = total
     cluster_sync()
     total = sum_of_blocks(smem_u32(sums) + uint32(4 * mine), me.lane, int32(cuda.gridDim.z))
@@ -385,7 +413,7 @@ def average_of_group(sums, total, column, cut, me, width, count):
     else:  # groups lie across parts
         columns = int32(WARP * me.warps + (PART * cut.parts if column.is_bias else 0)
                         - cuda.blockIdx.x * PART * cut.parts)
-        if me.warp >= me.warps:
+        if me.warp < cut.parts:
             sums[columns + column.channel] = average
         cuda.syncthreads()
         average = float32(0)
@@ -396,30 +424,25 @@ def average_of_group(sums, total, column, cut, me, width, count):
 
 
 @cuda.jit(device=True, forceinline=True)
-def count_part(totals, total, parameters, counters, column, first_channel, lane, C):
-    """The work of a part's last warp: write its sums, count them, and if they are the last add all samples' up."""
-    b, B = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
-    totals[(B + b if column.is_bias else b) * C + column.channel] = total
-    before_me = int32(0)
-    cuda.syncwarp()
-    if lane == 0:
-        fence()  # a block that sees this count also sees what the warp has written
-        before_me = int32(cuda.atomic.inc(counters, first_channel >> 4, uint32(B - 1)))
-        fence()  # nothing that is read from here on is older than the count
-    if cuda.shfl_sync(FULL_MASK, before_me, 0) == B - 1:
-        cuda.syncwarp()
-        add_samples(totals, parameters[0], parameters[1], column.channel, column.is_bias, C, B)
+def finish_next(dx, kept, pixel, before, factors, cut, walk, adds):
+    """dx of this thread's next pixel, if there is one."""
+    value = cuda.local.array(VECTOR, float32)
+    d = cuda.local.array(VECTOR, float32)
+    if pixel.p < walk.P:
+        load8_into(kept, pixel.at, value)
+        load8_into(kept, pixel.at + walk.half, d)
+        finish8(dx, pixel.i, value, d, factors, before, adds)
+    return Pixel(int32(pixel.p + cut.rows), int32(pixel.at + walk.turn), int64(pixel.i + walk.step))
 
 
 @cuda.jit(device=True, forceinline=True)
-def take(value, d, kept, at, half, x_words, d_words, in_registers):
-    """x and g of a pixel, from registers or from shared memory."""
-    if in_registers:
-        numbers8(kept, x_words, value)
-        numbers8(kept, d_words, d)
-    else:
-        load8_into(kept, at, value)
-        load8_into(kept, at + half, d)
+def finish_near(dx, kept, i, x_words, d_words, before, factors, adds):
+    """dx of a pixel in registers."""
+    value = cuda.local.array(VECTOR, float32)
+    d = cuda.local.array(VECTOR, float32)
+    numbers8(kept, x_words, value)
+    numbers8(kept, d_words, d)
+    finish8(dx, i, value, d, factors, before, adds)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -428,49 +451,41 @@ def write_gradients(dx, residual, pair, before, kept, near, factors, cut, me, wa
 
     factors: scales, slopes and offsets of `finish8`
     """
-    value = cuda.local.array(VECTOR, float32)
-    d = cuda.local.array(VECTOR, float32)
-    scales, slopes, offsets = factors
     before_0, before_1, before_2, before_3 = before
-    p, at, i, in_registers = me.row, int32(walk.own - cut.near * walk.turn), walk.first, cut.near * cut.rows
-    while p < walk.P:
-        take(value, d, kept, at, walk.half, near.x_0, near.d_0, p < in_registers)
-        finish8(dx, i, value, d, scales, slopes, offsets, before_0, adds)
-        p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + walk.step
-        if p < walk.P:
-            take(value, d, kept, at, walk.half, near.x_1, near.d_1, p < in_registers)
-            finish8(dx, i, value, d, scales, slopes, offsets, before_1, adds)
-        p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + walk.step
-        if p < walk.P:
-            load8_into(kept, at, value)
-            load8_into(kept, at + walk.half, d)
-            finish8(dx, i, value, d, scales, slopes, offsets, before_2, adds)
-        p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + walk.step
-        if p < walk.P:
-            load8_into(kept, at, value)
-            load8_into(kept, at + walk.half, d)
-            finish8(dx, i, value, d, scales, slopes, offsets, before_3, adds)
-        p, at, i = int32(p + cut.rows), int32(at + walk.turn), i + walk.step
+    pixel = Pixel(int32(me.row + cut.near * cut.rows), walk.own, int64(walk.first + cut.near * walk.step))
+    while pixel.p < walk.P:
+        pixel = finish_next(dx, kept, pixel, before_0, factors, cut, walk, adds)
+        pixel = finish_next(dx, kept, pixel, before_1, factors, cut, walk, adds)
+        pixel = finish_next(dx, kept, pixel, before_2, factors, cut, walk, adds)
+        pixel = finish_next(dx, kept, pixel, before_3, factors, cut, walk, adds)
         if adds:
-            ask_both(residual, pair, p, walk.P, cut.rows, i, walk.step, before)
+            ask_both(residual, pair, pixel.p, walk.P, cut.rows, pixel.i, walk.step, before)
+    if cut.near > 0:
+        if adds:
+            ask_both(residual, pair, me.row, cut.near * cut.rows, cut.rows, walk.first, walk.step, before)
+        finish_near(dx, kept, walk.first, near.x_0, near.d_0, before_0, factors, adds)
+    if cut.near > 1:
+        finish_near(dx, kept, walk.first + walk.step, near.x_1, near.d_1, before_1, factors, adds)
 
 
 @requires("8.0")
-def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, parameters, counters, shape, cut,
-                  activate, adds):
-    """As groupnorm_backward_kernel_v3; cut: a `HalfCut`, P of the shape: pixels of a block; with `TWO` residual.b is
-    the second of two."""
+def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, shape, cut, activate, adds):
+    """dx (B, P, C), and for each sample the sums of g · xhat and g: totals (B, 2, C) or (2, B, C).
+
+    x, residual, dx: `Pair`s, with `TWO` residual.b is the second of two; statistics: mean and rstd (B, G); shape: a
+    `Shape`, its P the pixels of a block; cut: a `HalfCut`
+    """
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
     total_gx = cuda.local.array(VECTOR, float32)
     total_g = cuda.local.array(VECTOR, float32)
     affine = Affine(cuda.local.array(VECTOR, float32), cuda.local.array(VECTOR, float32),
                     cuda.local.array(VECTOR, float32))
+    rstds = cuda.local.array(VECTOR, float32)
     near = Near(cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32),
                 cuda.local.array(WORDS, uint32))
     before = (cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32),
               cuda.local.array(WORDS, uint32))
-    group = cuda.local.array(VECTOR, int32)
     (mean, rstd), (P, C, seam, width) = statistics, shape
     me, threads = this_lane(cut), 2 * cut.rows * cut.parts
     first_channel = int32((cuda.blockIdx.x * cut.parts + me.part) * PART)
@@ -480,32 +495,25 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, paramet
     half, turn = int32(VECTOR * threads), int32(2 * VECTOR * threads)  # in `kept`: from x to dy, to the next pixel
     own = int32(cut.ring + VECTOR * int32(cuda.threadIdx.x))
     walk = BackwardWalk(P, first, step, first_dy, step_dy, own, turn, half)
+    x_, residual_ = one_of(beyond, x.a, x.b), one_of(beyond, residual.a, residual.b)
 
-    if me.warp < me.warps:
-        ask_for_pixels(kept, near, one_of(beyond, x.a, x.b), dy, cut, me, walk)
-        if adds and (int32(cuda.threadIdx.x) & 1) == 0:  # both threads of a pixel have the same 32 bytes
-            prefetch_to_l2(one_of(beyond, residual.a, residual.b), cut, me, walk)
-            if TWO:
-                prefetch_to_l2(residual.b, cut, me, walk)
-    of_sample = int32(b * divide(C, width)[0])  # the first of its groups
-    find_groups(c, width, group)
-    load8_into(weight, c, affine.scales)
-    load8_into(bias, c, affine.shifts)
-    for k in range(VECTOR):
-        affine.means[k] = mean[of_sample + group[k]]
-        affine.scales[k] *= rstd[of_sample + group[k]]
-
-    if me.warp < me.warps:
-        add_gradients(total_gx, total_g, kept, near, affine, cut, me, walk, activate)
-        column, total = warp_sum(total_gx, total_g, me.lane)
-        sums[WARP * me.warp + column] = total
-        # again: kept, they would take six registers
-        beyond, first, step = locate_pixels(opaque(c), me.row, b, P, C, seam, cut.rows)
-        if adds:
-            ask_both(one_of(beyond, residual.a, residual.b), residual, me.row, P, cut.rows, first, step, before)
+    of_sample = int32(b * cut.groups)  # the first of its groups
+    ask_for_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width)  # first: all wait for these
     channel = int32(first_channel + (me.lane & (PART - 1)))  # of sum number `lane`
     of_group = divide(channel, width)[0]
     mine = Column(me.lane >= PART, channel, of_group, weight[channel], rstd[of_sample + of_group])
+    ahead = ask_for_pixels(kept, near, x_, dy, cut, me, walk)
+    join_affine(affine, rstds)
+    add_gradients(total_gx, total_g, kept, near, x_, dy, ahead, affine, cut, me, walk, activate)
+    if adds:
+        if (me.lane & 1) == 0:  # both threads of a pixel have the same 32 bytes
+            prefetch_to_l2(residual_, cut, me, walk)
+            if TWO:
+                prefetch_to_l2(residual.b, cut, me, walk)
+        kept_from = int32(cut.near * cut.rows)
+        ask_both(residual_, residual, int32(me.row + kept_from), P, cut.rows, first + cut.near * step, step, before)
+    column, total = warp_sum(total_gx, total_g, me.lane)
+    sums[WARP * me.warp + column] = total
     cuda.syncthreads()
 
     total = sum_of_warps(sums, cut, me)
@@ -513,20 +521,15 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, paramet
         total = sum_of_cluster(sums, total, cut, me)
     if not mine.is_bias:
         total *= mine.rstd  # xhat = (x - mean) · rstd
+    if me.warp < cut.parts and cuda.blockIdx.z == 0:  # the first block writes a cluster's
+        totals[b * cut.sample + (cut.bias if mine.is_bias else 0) + channel] = total
     average = average_of_group(sums, total, mine, cut, me, width, (P * cuda.gridDim.z if CLUSTERS else P) * width)
-    if me.warp >= me.warps:
-        if CLUSTERS and cuda.blockIdx.z > 0:  # the cluster's first block counts for all
-            return
-        count_part(totals, total, parameters, counters, mine, first_channel, me.lane, C)
-    else:
-        for k in range(VECTOR):
-            slope = cuda.shfl_sync(FULL_MASK, average, me.in_part + k)
-            total_gx[k] = -slope
-            total_g[k] = affine.means[k] * slope - cuda.shfl_sync(FULL_MASK, average, PART + me.in_part + k)
-        beyond, first, step = locate_pixels(opaque(c), me.row, b, P, C, seam, cut.rows)
-        walk = BackwardWalk(P, first, step, first_dy, step_dy, own, turn, half)
-        write_gradients(one_of(beyond, dx.a, dx.b), one_of(beyond, residual.a, residual.b), residual, before, kept,
-                        near, (affine.scales, total_gx, total_g), cut, me, walk, adds)
+    for k in range(VECTOR):
+        slope = cuda.shfl_sync(FULL_MASK, average, me.in_part + k)
+        total_gx[k] = -slope
+        total_g[k] = affine.means[k] * slope - cuda.shfl_sync(FULL_MASK, average, PART + me.in_part + k)
+    write_gradients(one_of(beyond, dx.a, dx.b), residual_, residual, before, kept, near,
+                    (affine.scales, total_gx, total_g), cut, me, walk, adds)
 
 
 groupnorm_backward_half = specialise(backward_half, name="groupnorm_backward_half", launch_bounds=MAX_THREADS,

@@ -59,7 +59,7 @@ class Kernel(NamedTuple):
 
 
 FORWARD, BACKWARD = Kernel(96, 2500, 0.1, 200, 3), Kernel(128, 3500, 0.14, 220, 1)
-HALF = Kernel(96, 2500, 0.14, 220, 1)  # its warps do not wait for the one that counts
+HALF = Kernel(128, 2000, 0.1, 200, 1)  # eight channels side by side, and nobody counts blocks
 CLUSTER = HALF._replace(latency=HALF.latency + 1500)  # two barriers of a cluster, and sums from its other blocks
 
 
@@ -127,7 +127,7 @@ def make_plan_half(B, P, C, width, itemsize, team, limit, multiprocessors, clust
         return None
     P //= cluster
     parts, team = tile // PART, min(team, -(-P // PIXELS))
-    if itemsize != 2 or C % tile or (team + 1) * parts * WARP > MAX_THREADS:
+    if itemsize != 2 or C % tile or team * parts * WARP > MAX_THREADS:
         return None
     rows, threads = PIXELS * team, WARP * team * parts
     turns, turn = -(-P // rows), 2 * VECTOR * itemsize * threads
@@ -138,8 +138,8 @@ def make_plan_half(B, P, C, width, itemsize, team, limit, multiprocessors, clust
     kept = turns - near
     shared = ring + kept * turn
     ns = forecast(HALF if cluster == 1 else CLUSTER, B * (C // tile) * cluster, P, tile, itemsize, 2, 0, turns, 0,
-                  shared, threads + WARP * parts, limit, multiprocessors)
-    return Plan(ns, tile, rows, ring // itemsize, P, -(-kept // PARTS) * rows, 0, shared, near, cluster)
+                  shared, threads, limit, multiprocessors)
+    return Plan(ns, tile, rows, ring // itemsize, P, 0, 0, shared, near, cluster)
 
 
 def forecast(kernel, blocks, P, tile, itemsize, arrays, again, turns, distant, shared, threads, limit, multiprocessors):

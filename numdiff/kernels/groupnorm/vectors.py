@@ -121,12 +121,23 @@ def accumulate(value, d, total_gx, total_g):
 
 
 @cuda.jit(device=True, forceinline=True)
+def through_silu8(x, d, scales, shifts, activate):
+    """d becomes the gradient of z = x · scale + shift. All eight take each step together: none waits for the others."""
+    if activate:
+        z, s = cuda.local.array(VECTOR, float32), cuda.local.array(VECTOR, float32)
+        for k in range(VECTOR):
+            z[k] = x[k] * scales[k] + shifts[k]
+        for k in range(VECTOR):
+            s[k] = sigmoid(z[k])
+        for k in range(VECTOR):
+            z[k] -= z[k] * s[k]
+        for k in range(VECTOR):
+            d[k] *= s[k] * z[k] + s[k]
+
+
+@cuda.jit(device=True, forceinline=True)
 def gradient8(x, d, means, scales, bias, activate):
     """x -= mean; d becomes the gradient of z = x · scale + bias."""
     for k in range(VECTOR):
         x[k] -= means[k]
-    if activate:
-        for k in range(VECTOR):
-            z = x[k] * scales[k] + bias[k]
-            s = sigmoid(z)
-            d[k] *= s * (float32(1) + z * (float32(1) - s))
+    through_silu8(x, d, scales, bias, activate)
