@@ -37,8 +37,9 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import cuda, empty, float32, is_device, launch, load4
+from ..device import cuda, empty, float32, int32, int64, is_device, launch, load4
 from ..dtypes import in_single
+from .common import divide, load4_or_zeros
 from .versions import capped, versions_by_name
 
 BLOCK = 256  # threads: the tree has eight levels, and eight blocks of this size fill a multiprocessor
@@ -123,50 +124,64 @@ def sum_rows_kernel_v2(x, out, P, N, lanes, chunk, accumulate):
 
 @cuda.jit
 def sum_rows_pair_kernel_v2(x, out_0, out_1, P, N, lanes):
-    """Version 2's second pass for a pair of sums, each added into an array of its own."""
+    """Version 2's second pass for a pair of sums, each added into an array of its own; four rows on their way."""
     tile = cuda.shared.array(BLOCK, float32)
-    t = cuda.threadIdx.x
-    rows = BLOCK // lanes
-    row, b = t // lanes, cuda.blockIdx.z
-    n = cuda.blockIdx.y * lanes + t % lanes
-    total = float32(0)
-    if row < rows and n < N:
-        for p in range(row, P, rows):
-            total += float32(x[(b * P + p) * N + n])
+    t, b = int32(cuda.threadIdx.x), cuda.blockIdx.z
+    row, lane = divide(t, lanes)
+    rows, _ = divide(BLOCK, lanes)
+    n, p = cuda.blockIdx.y * lanes + lane, row
+    works, at, step = row < rows and n < N, (b * P + row) * N + n, int64(rows) * N
+    total = before = float32(0)
+    if works and row == 0:
+        before = out_0[n] if b == 0 else out_1[n]
+    while works and p < int32(P):
+        x0, x1, x2, x3 = x[at], float32(0), float32(0), float32(0)
+        if p + rows < P:
+            x1 = x[at + step]
+        if p + 2 * rows < P:
+            x2 = x[at + 2 * step]
+        if p + 3 * rows < P:
+            x3 = x[at + 3 * step]
+        total = total + x0 + x1 + x2 + x3
+        p, at = int32(p + 4 * rows), at + 4 * step
     tile[t] = total
     tree_sum(tile, 1, t, lanes, rows)
-    if row == 0 and n < N:
+    if works and row == 0:
         if b == 0:
-            out_0[n] += tile[t]
+            out_0[n] = before + tile[t]
         else:
-            out_1[n] += tile[t]
+            out_1[n] = before + tile[t]
 
 
 # v3: four columns a thread --------------------------------------------------------------------------------------------
-# A quarter of the load instructions for the same bytes, so a quarter of the threads keeps the memory busy.
+# A quarter of the load instructions for the same bytes, so a quarter of the threads keeps the memory busy; and four
+# rows are on their way at a time.
 
 @cuda.jit
 def sum_rows_kernel_v3(x, out, P, N, lanes, chunk, accumulate):
     tile = cuda.shared.array(BLOCK4, float32)  # in four planes: a warp's threads touch neighbouring words
-    t = cuda.threadIdx.x
-    rows = BLOCK // lanes
-    row, b = t // lanes, cuda.blockIdx.z
-    n = (cuda.blockIdx.y * lanes + t % lanes) * 4
-    start = cuda.blockIdx.x * chunk
-    s0 = s1 = s2 = s3 = float32(0)
-    if row < rows and n < N:
-        for p in range(start + row, min(start + chunk, P), rows):
-            x0, x1, x2, x3 = load4(x, (b * P + p) * N + n)
-            s0 += x0
-            s1 += x1
-            s2 += x2
-            s3 += x3
+    t, b = int32(cuda.threadIdx.x), cuda.blockIdx.z
+    row, lane = divide(t, lanes)
+    rows, _ = divide(BLOCK, lanes)
+    n, p = (cuda.blockIdx.y * lanes + lane) * 4, int32(cuda.blockIdx.x * chunk + row)
+    end, works = int32(min((cuda.blockIdx.x + 1) * chunk, P)), row < rows and n < N
+    i, at, step = (b * cuda.gridDim.x + cuda.blockIdx.x) * N + n, (b * P + p) * N + n, int64(rows) * N
+    o0 = o1 = o2 = o3 = s0 = s1 = s2 = s3 = float32(0)
+    if accumulate and works and row == 0:  # on its way while the threads add
+        o0, o1, o2, o3 = out[i], out[i + 1], out[i + 2], out[i + 3]
+    while works and p < end:
+        x0, x1, x2, x3 = load4(x, at)
+        y0, y1, y2, y3 = load4_or_zeros(x, at + step, p + rows < end)
+        z0, z1, z2, z3 = load4_or_zeros(x, at + 2 * step, p + 2 * rows < end)
+        w0, w1, w2, w3 = load4_or_zeros(x, at + 3 * step, p + 3 * rows < end)
+        s0, s1 = s0 + x0 + y0 + z0 + w0, s1 + x1 + y1 + z1 + w1
+        s2, s3 = s2 + x2 + y2 + z2 + w2, s3 + x3 + y3 + z3 + w3
+        p, at = int32(p + 4 * rows), at + 4 * step
     tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = s0, s1, s2, s3
     tree_sum(tile, 4, t, lanes, rows)
-    if row == 0 and n < N:
-        i = (b * cuda.gridDim.x + cuda.blockIdx.x) * N + n
-        for k in range(4):
-            out[i + k] = out[i + k] + tile[k * BLOCK + t] if accumulate else tile[k * BLOCK + t]
+    if works and row == 0:
+        out[i], out[i + 1] = o0 + tile[t], o1 + tile[BLOCK + t]
+        out[i + 2], out[i + 3] = o2 + tile[2 * BLOCK + t], o3 + tile[3 * BLOCK + t]
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------

@@ -66,8 +66,10 @@ MAX_SWEEPS = 5  # the backward keeps 40 numbers of a row for each: words, weight
 
 SWEEPS = Constant()  # a warp's over its row: it has up to 256 · SWEEPS columns
 KEPT = Constant(lambda SWEEPS: 8 * SWEEPS)  # numbers that a lane keeps
-THREADS = Constant(lambda SWEEPS: threads_of(SWEEPS))
-TILE = Constant(lambda THREADS: THREADS * 8)  # shared elements: a sweep's sums of each warp
+AHEAD = Constant()  # whether a warp of the backward asks for its next row before it works on one: of 16 bits
+THREADS = Constant(lambda AHEAD, SWEEPS: threads_of(AHEAD, SWEEPS))
+ROW = Constant(lambda SWEEPS: SWEEPS * SWEEP)  # a warp's sums
+TILE = Constant(lambda THREADS, ROW: THREADS // WARP * ROW)  # shared elements: every warp's
 
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -266,40 +268,68 @@ def rmsnorm_forward_v3(x, weight, y, rstd, rows, C, eps, weighted):
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_sums(partial, sums, c, C, needed):
+def write_sums(partial, sums, c, C):
     """partial (blocks, C): the block's sums, of which each lane has eight a sweep. All threads call it."""
     tile = cuda.shared.array(TILE, float32)
     t, block = int32(cuda.threadIdx.x), cuda.blockIdx.x
     for s in range(SWEEPS):
-        k = 8 * s
-        at = int32(t // WARP * SWEEP + c)
+        k, at = 8 * s, int32(t // WARP * ROW + s * SWEEP + c)
         store4(tile, at, sums[k], sums[k + 1], sums[k + 2], sums[k + 3])
         store4(tile, at + 4, sums[k + 4], sums[k + 5], sums[k + 6], sums[k + 7])
-        cuda.syncthreads()
-        if needed and t < SWEEP and s * SWEEP + t < C:
-            total = tile[t]
-            for warp in range(1, THREADS // WARP):
-                total += tile[warp * SWEEP + t]
-            partial[block * C + s * SWEEP + t] = total
-        cuda.syncthreads()
+    cuda.syncthreads()
+    for column in range(t, int32(C), int32(THREADS)):
+        total = tile[column]
+        for warp in range(1, THREADS // WARP):
+            total += tile[warp * ROW + column]
+        partial[block * C + column] = total
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_row(array, words, first, c, C):
+    """Ask for a lane's columns of the row whose first of them is array[first]."""
+    for s in range(SWEEPS):
+        if c + s * SWEEP < C:
+            fetch8(array, first + s * SWEEP, words[s])
+
+
+@cuda.jit(device=True, forceinline=True)
+def keep_row(words, brought, c, C):
+    """What has come makes room for the next row: of 16 bits four words a sweep."""
+    for s in range(SWEEPS):
+        if c + s * SWEEP < C:
+            for k in range(4):
+                words[s, k] = brought[s, k]
 
 
 @requires("8.0")
 def rmsnorm_backward_v3(dy, x, weight, rstd, dx, partial, rows, C, weighted, needed):
     """dx, and where they are needed each block's sums Σ dy · xhat: partial (blocks, C)."""
     g_words, x_words = cuda.local.array((SWEEPS, 8), "uint32"), cuda.local.array((SWEEPS, 8), "uint32")
+    g_brought, x_brought = cuda.local.array((SWEEPS, 8), "uint32"), cuda.local.array((SWEEPS, 8), "uint32")
     g, v = cuda.local.array(8, "float32"), cuda.local.array(8, "float32")
     factors, sums = cuda.local.array(KEPT, "float32"), cuda.local.array(KEPT, "float32")
     for i in range(KEPT):
         sums[i] = float32(0)
-    c, row = int32(cuda.threadIdx.x % WARP * 8), cuda.grid(1) // WARP
+    c, row, step = int32(cuda.threadIdx.x % WARP * 8), cuda.grid(1) // WARP, cuda.gridsize(1) // WARP
+    r_brought = float32(0)
+    if AHEAD and row < rows:
+        fetch_row(dy, g_brought, row * C + c, c, C)
+        fetch_row(x, x_brought, row * C + c, c, C)
+        r_brought = rstd[row]
     keep_weight(weight, factors, g, c, C, weighted)
     while row < rows:  # the same for all lanes of a warp
-        first, r = row * C + c, rstd[row]
-        for s in range(SWEEPS):
-            if c + s * SWEEP < C:
-                fetch8(dy, first + s * SWEEP, g_words[s])
-                fetch8(x, first + s * SWEEP, x_words[s])
+        first, r = row * C + c, r_brought
+        if AHEAD:
+            keep_row(g_words, g_brought, c, C)
+            keep_row(x_words, x_brought, c, C)
+            if row + step < rows:
+                fetch_row(dy, g_brought, first + step * C, c, C)
+                fetch_row(x, x_brought, first + step * C, c, C)
+                r_brought = rstd[row + step]
+        else:
+            fetch_row(dy, g_words, first, c, C)
+            fetch_row(x, x_words, first, c, C)
+            r = rstd[row]
         total = float32(0)
         for s in range(SWEEPS):
             if c + s * SWEEP < C:
@@ -317,8 +347,9 @@ def rmsnorm_backward_v3(dy, x, weight, rstd, dx, partial, rows, C, weighted, nee
                 for i in range(8):
                     g[i] = r * (g[i] * factors[8 * s + i] - v[i] * k)
                 store8_from(dx, first + s * SWEEP, g)
-        row += cuda.gridsize(1) // WARP
-    write_sums(partial, sums, c, C, needed)
+        row += step
+    if needed:
+        write_sums(partial, sums, c, C)
 
 
 FORWARD_BLOCKS = {True: (4, 4, 4, 3, 2), False: (4, 4, 3, 2, 2)}  # of a multiprocessor, by registers; of 16 bits, else
@@ -330,16 +361,19 @@ def blocks_of(rows, warps, most):
     return -(-rows // (warps * turns))
 
 
-def threads_of(sweeps):
+def threads_of(half, sweeps):
     """Of a block of the backward: as many as leave a thread its registers."""
+    if half:
+        return 512 if sweeps <= 3 else 256
     return 512 if sweeps <= 3 else 384 if sweeps <= 4 else 256
 
 
 FORWARD = Variants([(half, n) for half in (True, False) for n in range(1, MAX_SWEEPS + 1)], lambda key: specialise(
     rmsnorm_forward_v3, name=f"rmsnorm_forward_kernel_v3_{key[1]}{'_half' * key[0]}", SWEEPS=key[1],
     launch_bounds=(BLOCK, FORWARD_BLOCKS[key[0]][key[1] - 1])))
-BACKWARD = Variants(range(1, MAX_SWEEPS + 1), lambda n: specialise(
-    rmsnorm_backward_v3, name=f"rmsnorm_backward_kernel_v3_{n}", launch_bounds=(threads_of(n), 1), SWEEPS=n))
+BACKWARD = Variants([(half, n) for half in (True, False) for n in range(1, MAX_SWEEPS + 1)], lambda key: specialise(
+    rmsnorm_backward_v3, name=f"rmsnorm_backward_kernel_v3_{key[1]}{'_half' * key[0]}", AHEAD=key[0], SWEEPS=key[1],
+    launch_bounds=(threads_of(*key), 1)))
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
@@ -397,11 +431,11 @@ def rmsnorm_backward(dy, x, weight, rstd, dweight=None, version=None):
     dx, dy_, x_, weighted = empty_like(x), dy.reshape(-1), x.reshape(-1), int(weight is not None)
     arrays = dy_, x_, weight if weighted else x_, rstd, dx.reshape(-1)
     if version == 3:
-        sweeps = -(-C // SWEEP)
-        threads, needed = threads_of(sweeps), int(dweight is not None)
+        key = is_half(x.dtype), -(-C // SWEEP)
+        threads, needed = threads_of(*key), int(dweight is not None)
         blocks = blocks_of(rows, threads // WARP, multiprocessors_of(x))
         partial = empty((blocks, C), np.float32, like=x) if needed else rstd  # which nobody writes
-        launch(BACKWARD[sweeps], blocks, threads, *arrays, partial.reshape(-1), rows, C, weighted, needed)
+        launch(BACKWARD[key], blocks, threads, *arrays, partial.reshape(-1), rows, C, weighted, needed)
         if needed:
             column_sum(partial, dweight)
         return dx

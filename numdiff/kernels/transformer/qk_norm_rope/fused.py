@@ -5,11 +5,12 @@ WHAT IS NEW, AND WHY IT PAYS
     as it has room for (three of 72 channels: 27 lanes; the others look on). Neighbours which turn together are one
     lane's. All lanes of a head need its sum: they add in a tree and ask the first, or, of a power of two, exchange.
     A warp takes its token in several images, whose cosines and sines it keeps in registers, and asks memory for the
-    next STEPS pieces of a token before it looks at the first.
+    next STEPS pieces of a token before it looks at those that have come: what is on its way fills registers, so a
+    multiprocessor runs fewer warps, but each has 1.5 or 3 KB on their way at all times, not only while it waits.
     One kernel each way: the backward's sums for dweight stay in registers, too, until a block adds up its warps'.
 LAUNCH
-    grid (tokens / 8, chunks of images, parts), 256 threads: a block has eight tokens of q, of k or, out of place, of v.
-    Backward: 8.25 KiB of shared memory, then reduce.py over the blocks.
+    grid (tokens / 4, chunks of images, parts), 128 threads: a block has four tokens of q, of k or, out of place, of v.
+    Backward: 4.25 KiB of shared memory, then reduce.py over the blocks.
 NEEDS
     HS a multiple of 8, at most 128; sm_80
 READ NEXT
@@ -24,16 +25,15 @@ from ....device.eight import fetch8, load8, numbers8, store8
 from ....device.limits import FULL_MASK, WARP
 from ....device.requires import requires
 from ....device.specialise import Constant, Variants, specialise
-from ...reduce import BLOCK
 
 NORMS, ROTATES = Constant(), Constant()  # whether
 LEVELS = Constant()  # a head has 2^LEVELS lanes; 0: any number
 EIGHT = 3  # LEVELS of heads of 64 channels
 STEPS = 3  # of a warp that it brings from memory at once
 LANES = 16  # of a head, at most
-WARPS = BLOCK // WARP
-FORWARD_BLOCKS, BACKWARD_BLOCKS = 3, {True: 2, False: 3}  # of a multiprocessor, by registers; without a norm
-PITCH = BLOCK + 8  # between planes of the block's sums: eight planes begin in eight groups of banks
+THREADS = 128
+WARPS = THREADS // WARP
+PITCH = THREADS + 8  # between planes of the block's sums: eight planes begin in eight groups of banks
 PLANES = 8 * PITCH
 
 
@@ -163,36 +163,63 @@ def new_head(v, factors, place, walk, eps):
 
 # Forward --------------------------------------------------------------------------------------------------------------
 
+@cuda.jit(device=True, forceinline=True)
+def next_turn(b, c, busy, D):
+    """(image, first channel) of a warp's next turn: of STEPS pieces of its token."""
+    c = int32(c + STEPS * busy * 8)
+    return (int32(b + 1), int32(0)) if c >= D else (b, c)
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_turn(x, words, at, first, busy, D):
+    """Ask for a lane's channels of a turn; `first`: of the lane, in the token's q or k, which begins at x[at]."""
+    for s in range(STEPS):
+        here = int32(first + s * busy * 8)
+        if here < D:
+            fetch8(x, at + here, words[s])
+
+
+@cuda.jit(device=True, forceinline=True)
+def keep_turn(words, brought):
+    """What has come makes room for what comes next."""
+    for s in range(STEPS):
+        for k in range(8):
+            words[s, k] = brought[s, k]
+
+
 @requires("8.0")
 def qk_norm_rope_forward_v2(x, y, kept, q_weight, k_weight, rotation, walk, eps):
     """q, k and v, one for each of the grid's third axis, of y and of `kept`."""
-    words, values = cuda.local.array((STEPS, 8), "uint32"), cuda.local.array(8, "float32")
-    clear(words, STEPS)
+    words, brought = cuda.local.array((STEPS, 8), "uint32"), cuda.local.array((STEPS, 8), "uint32")
+    values = cuda.local.array(8, "float32")
+    clear(brought, STEPS)
     lane, part, lanes = int32(cuda.threadIdx.x % WARP), int32(cuda.blockIdx.z), int32(walk.lanes)
     t = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP)
     own, busy, D = int32(lane % lanes), int32(WARP // lanes * lanes), int32(walk.D)
     mine = int32(lane * 8 if lane < busy else D)  # its first channel of q
+    b, end = int32(cuda.blockIdx.y * walk.chunk), int32(min((cuda.blockIdx.y + 1) * walk.chunk, walk.B))
     if t < walk.T:  # the same for all lanes of a warp
         cos, sin, weight = factors(rotation, q_weight, k_weight, part, t, own * 8, walk)
         cos, sin = products(cos, weight), products(sin, neighbours(weight))
-        for b in range(cuda.blockIdx.y * walk.chunk, min((cuda.blockIdx.y + 1) * walk.chunk, walk.B)):
+        c = int32(0)
+        fetch_turn(x, brought, ((b * walk.T + t) * 3 + part) * D, mine, busy, D)
+        while b < end:
             row = b * walk.T + t
             at, to = (row * 3 + part) * D, row * walk.pitch + part * D
-            c = int32(0)
-            while c < D:
-                for s in range(STEPS):
-                    if c + s * busy * 8 + mine < D:
-                        fetch8(x, at + (c + s * busy * 8 + mine), words[s])
-                for s in range(STEPS):
-                    here = int32(c + s * busy * 8)
-                    if here < D:  # the same for all lanes
-                        v = eight(x, words[s], values)
-                        z = new_head(v, (cos, sin, weight), (lane, own, lanes), walk, eps) if part < 2 else v
-                        if walk.keeps and here + mine < D:
-                            store8(kept, to + (here + mine), v)
-                        if here + mine < D:
-                            store8(y, at + (here + mine), z)
-                c = int32(c + STEPS * busy * 8)
+            b_next, c_next = next_turn(b, c, busy, D)
+            keep_turn(words, brought)
+            if b_next < end:
+                fetch_turn(x, brought, ((b_next * walk.T + t) * 3 + part) * D, int32(c_next + mine), busy, D)
+            for s in range(STEPS):
+                here = int32(c + s * busy * 8)
+                if here < D:  # the same for all lanes
+                    v = eight(x, words[s], values)
+                    z = new_head(v, (cos, sin, weight), (lane, own, lanes), walk, eps) if part < 2 else v
+                    if walk.keeps and here + mine < D:
+                        store8(kept, to + (here + mine), v)
+                    if here + mine < D:
+                        store8(y, at + (here + mine), z)
+            b, c = b_next, c_next
 
 
 # Backward -------------------------------------------------------------------------------------------------------------
@@ -242,39 +269,44 @@ def head_gradient(z, x, sums, is_there, factors, place, walk, eps):
 def qk_norm_rope_backward_v2(dy, kept, q_weight, k_weight, rotation, dqkv, partial, walk, eps):
     """dq, dk and dv, one for each of the grid's third axis, and of dq and dk a block's sums for dweight."""
     g_words, x_words = cuda.local.array((STEPS, 8), "uint32"), cuda.local.array((STEPS, 8), "uint32")
+    g_brought, x_brought = cuda.local.array((STEPS, 8), "uint32"), cuda.local.array((STEPS, 8), "uint32")
     values, sums = cuda.local.array(8, "float32"), cuda.local.array(8, "float32")
-    clear(g_words, STEPS)
-    clear(x_words, STEPS)
+    clear(g_brought, STEPS)
+    clear(x_brought, STEPS)
     for c in range(8):
         sums[c] = float32(0)
     lane, part, lanes = int32(cuda.threadIdx.x % WARP), int32(cuda.blockIdx.z), int32(walk.lanes)
     t = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP)
     own, busy, D = int32(lane % lanes), int32(WARP // lanes * lanes), int32(walk.D)
     mine = int32(lane * 8 if lane < busy else D)
+    b, end = int32(cuda.blockIdx.y * walk.chunk), int32(min((cuda.blockIdx.y + 1) * walk.chunk, walk.B))
     if t < walk.T:
         cos, sin, weight = factors(rotation, q_weight, k_weight, part, t, own * 8, walk)
-        for b in range(cuda.blockIdx.y * walk.chunk, min((cuda.blockIdx.y + 1) * walk.chunk, walk.B)):
-            row = b * walk.T + t
-            at, before = (row * 3 + part) * D, row * walk.pitch + part * D
-            c = int32(0)
-            while c < D:
-                for s in range(STEPS):
-                    here = int32(c + s * busy * 8 + mine)
-                    if here < D:
-                        fetch8(dy, at + here, g_words[s])
-                        if NORMS and part < 2:
-                            fetch8(kept, before + here, x_words[s])
-                for s in range(STEPS):
-                    here = int32(c + s * busy * 8)
-                    if here < D:
-                        z = eight(dy, g_words[s], values)
-                        if part < 2:
-                            x = eight(kept, x_words[s], values)
-                            z = head_gradient(z, x, sums, here + mine < D, (cos, sin, weight), (lane, own, lanes), walk,
-                                              eps)
-                        if here + mine < D:
-                            store8(dqkv, at + (here + mine), z)
-                c = int32(c + STEPS * busy * 8)
+        c = int32(0)
+        fetch_turn(dy, g_brought, ((b * walk.T + t) * 3 + part) * D, mine, busy, D)
+        if NORMS and part < 2:
+            fetch_turn(kept, x_brought, (b * walk.T + t) * walk.pitch + part * D, mine, busy, D)
+        while b < end:
+            at = ((b * walk.T + t) * 3 + part) * D
+            b_next, c_next = next_turn(b, c, busy, D)
+            keep_turn(g_words, g_brought)
+            keep_turn(x_words, x_brought)
+            if b_next < end:
+                row, first = b_next * walk.T + t, int32(c_next + mine)
+                fetch_turn(dy, g_brought, (row * 3 + part) * D, first, busy, D)
+                if NORMS and part < 2:
+                    fetch_turn(kept, x_brought, row * walk.pitch + part * D, first, busy, D)
+            for s in range(STEPS):
+                here = int32(c + s * busy * 8)
+                if here < D:
+                    z = eight(dy, g_words[s], values)
+                    if part < 2:
+                        x = eight(kept, x_words[s], values)
+                        z = head_gradient(z, x, sums, here + mine < D, (cos, sin, weight), (lane, own, lanes), walk,
+                                          eps)
+                    if here + mine < D:
+                        store8(dqkv, at + (here + mine), z)
+            b, c = b_next, c_next
     if NORMS:
         write_sums(partial, sums, part, int32(busy // lanes), lanes, int32(walk.HS))
 
@@ -282,6 +314,8 @@ def qk_norm_rope_backward_v2(dy, kept, q_weight, k_weight, rotation, dqkv, parti
 # The kernels ----------------------------------------------------------------------------------------------------------
 
 KEYS = [(True, True, 0), (True, True, EIGHT), (True, False, 0), (True, False, EIGHT), (False, True, 0)]
+# blocks of a multiprocessor, by registers
+FORWARD_BLOCKS, BACKWARD_BLOCKS = dict(zip(KEYS, (5, 6, 5, 6, 5))), dict(zip(KEYS, (3, 4, 3, 3, 5)))
 
 
 def key_of(norms, rotates, HS):
@@ -291,8 +325,8 @@ def key_of(norms, rotates, HS):
 
 def kernel_of(text, name, blocks, norms, rotates, levels):
     return specialise(text, name=f"qk_{'norm_' * norms}{'rope_' * rotates}{name}_kernel_v2{'_64' if levels else ''}",
-                      launch_bounds=(BLOCK, blocks), NORMS=norms, ROTATES=rotates, LEVELS=levels)
+                      launch_bounds=(THREADS, blocks), NORMS=norms, ROTATES=rotates, LEVELS=levels)
 
 
-FORWARD = Variants(KEYS, lambda key: kernel_of(qk_norm_rope_forward_v2, "forward", FORWARD_BLOCKS, *key))
-BACKWARD = Variants(KEYS, lambda key: kernel_of(qk_norm_rope_backward_v2, "backward", BACKWARD_BLOCKS[key[0]], *key))
+FORWARD = Variants(KEYS, lambda key: kernel_of(qk_norm_rope_forward_v2, "forward", FORWARD_BLOCKS[key], *key))
+BACKWARD = Variants(KEYS, lambda key: kernel_of(qk_norm_rope_backward_v2, "backward", BACKWARD_BLOCKS[key], *key))

@@ -32,7 +32,7 @@ from ....device.requires import supports
 from ...common import no_numbers
 from ...reduce import BLOCK, add_column_sums, column_sum
 from ...versions import versions_by_name
-from .fused import BACKWARD, BACKWARD_BLOCKS, FORWARD, FORWARD_BLOCKS, LANES, WARPS, Walk, key_of
+from .fused import BACKWARD, BACKWARD_BLOCKS, FORWARD, FORWARD_BLOCKS, LANES, THREADS, WARPS, Walk, key_of
 from .naive import (
     Heads,
     qk_norm_rope_backward_kernel_v1,
@@ -129,8 +129,9 @@ def qk_norm_rope_forward(qkv, heads, q_weight=None, k_weight=None, rotation=None
         cut = Heads(B * T, T, heads, HS, parts, 2 * D, int(copies), int(norms), int(rotates))
         launch(qk_norm_rope_forward_kernel_v1, -(-B * T * parts * heads // BLOCK), BLOCK, *arrays, cut, float(eps))
     else:
-        grid, chunk = _grid(qkv, parts, FORWARD_BLOCKS)
-        launch(FORWARD[key_of(norms, rotates, HS)], grid, BLOCK, *arrays,
+        key = key_of(norms, rotates, HS)
+        grid, chunk = _grid(qkv, parts, FORWARD_BLOCKS[key])
+        launch(FORWARD[key], grid, THREADS, *arrays,
                Walk(B, T, heads, HS, D, chunk, 2 * D, int(copies), HS // 8, 1 / HS), float(eps))
     return y, kept if norms and keeps else None
 
@@ -157,9 +158,10 @@ def qk_norm_rope_backward(dy, kept, heads, q_weight=None, k_weight=None, rotatio
     flat, before, out = dy.reshape(-1), (kept if norms else dy).reshape(-1), dqkv.reshape(-1)
     q_weight, k_weight, rotation = (_flat(a, dy) for a in (q_weight, k_weight, rotation))
     if version == 2:
-        grid, chunk = _grid(dy, parts, BACKWARD_BLOCKS[norms])
+        key = key_of(norms, rotates, HS)
+        grid, chunk = _grid(dy, parts, BACKWARD_BLOCKS[key])
         sums = empty((2, grid[0] * grid[1], HS), like=dy) if norms else no_numbers(dy.backend)
-        launch(BACKWARD[key_of(norms, rotates, HS)], grid, BLOCK, flat, before, q_weight, k_weight, rotation, out,
+        launch(BACKWARD[key], grid, THREADS, flat, before, q_weight, k_weight, rotation, out,
                sums.reshape(-1), Walk(B, T, heads, HS, D, chunk, pitch, 0, HS // 8, 1 / HS), float(eps))
     else:
         cut = Heads(B * T, T, heads, HS, parts, pitch, 0, int(norms), int(rotates))
