@@ -16,7 +16,8 @@ VERSIONS
     v2 warp-per-row: a warp a row: five shuffles a sum and no barrier; 16-byte loads of float32 (C a multiple of 4).
     v3 persistent: as many blocks as run at once, whose warps take every n-th row and keep weight and row in registers;
        a row's loads, 16 bytes each, are all asked for before the first is used. The backward reads dy and x once: the
-       sums for dweight stay in registers, too, until a block adds its warps'. C a multiple of 8, up to 1280; sm_80.
+       sums for dweight stay in registers, too, until a block adds its warps'; and a warp asks for its next row (of 16
+       bits) before it works on the one that has come. C a multiple of 8, up to 1280; sm_80.
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     rmsnorm_forward, 16384×768, 768, float16
@@ -31,7 +32,7 @@ LAUNCH
     v1 a block of 256 threads for every row, 1 KiB of shared memory; v2 256 threads for eight rows, none. v3 forward 256
     threads, four blocks a multiprocessor, fewer of long rows; backward 512, 384 or 256 threads, one block.
     dweight: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 4 KiB, then reduce.py; v3 with
-    dx, 8, 12 or 16 KiB, then reduce.py over the blocks.
+    dx, 16 to 48 KiB, then reduce.py over the blocks.
 DETERMINISM
     no atomics: trees, shuffles and partial sums have an order that the shape alone decides, with v3 the number of the
     GPU's multiprocessors, too.

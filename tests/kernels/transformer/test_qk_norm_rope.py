@@ -144,12 +144,12 @@ def test_blocks_of_several_images(engine, rng, monkeypatch):
 @pytest.mark.parametrize("B, T", [(1, 16), (64, 256), (65, 256), (1000, 4), (3, 4096), (100_000, 1)])
 def test_chunks_fill_the_card_once(B, T):
     """As many blocks as run at once, or all that there are; what a block has grows only with the batch."""
-    chunk = Q.choose_chunk(B, T, 2, 3, 132)
-    blocks = -(-T // 8) * 2 * -(-B // chunk)
+    chunk = Q.choose_chunk(B, T, 2, 6, 132)
+    blocks = -(-T // 4) * 2 * -(-B // chunk)
     assert 1 <= chunk <= B and -(-B // chunk) <= Q.MAX_CHUNKS
-    assert chunk == 1 or -(-T // 8) * 2 > 3 * 132 or blocks <= 3 * 132 or B > Q.MAX_CHUNKS
+    assert chunk == 1 or -(-T // 4) * 2 > 6 * 132 or blocks <= 6 * 132 or B > Q.MAX_CHUNKS
     if (B, T) == (64, 256):
-        assert (chunk, blocks) == (11, 384)
+        assert (chunk, blocks) == (11, 768)
 
 
 @versions(1, 2)

@@ -315,7 +315,7 @@ def qk_norm_rope_backward_v2(dy, kept, q_weight, k_weight, rotation, dqkv, parti
 
 KEYS = [(True, True, 0), (True, True, EIGHT), (True, False, 0), (True, False, EIGHT), (False, True, 0)]
 # blocks of a multiprocessor, by registers
-FORWARD_BLOCKS, BACKWARD_BLOCKS = dict(zip(KEYS, (5, 6, 5, 6, 5))), dict(zip(KEYS, (3, 4, 3, 3, 5)))
+FORWARD_BLOCKS, BACKWARD_BLOCKS = (dict(zip(KEYS, each, strict=True)) for each in ((5, 6, 5, 6, 5), (3, 4, 3, 3, 5)))
 
 
 def key_of(norms, rotates, HS):
