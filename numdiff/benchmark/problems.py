@@ -28,6 +28,7 @@ from ..kernels import (
     groupnorm,
     layernorm,
     linear,
+    linear_gradients,
     linear_group,
     linear_stack,
     matmul,
@@ -165,6 +166,25 @@ def linear_stack_forward_cost(B, C):
 
 def linear_stack_backward_cost(B, C):
     return linear_stack.linear_stack_backward_cost(B, C, DEPTH * 6 * C, accumulate=False)
+
+
+def block_sizes(D):
+    """(N, K) of the weights of a DiT's block: qkv, proj, fc1, fc2."""
+    return (3 * D, D), (D, D), (4 * D, D), (D, 4 * D)
+
+
+def linear_gradients_backward(x, others, dys, dweight, dbias):
+    """The gradients of a block's weights, written, and the biases' added to, as views of two arrays; x, others: the
+    layers' inputs (R, K), dys: what comes back to them (R, N)."""
+    layers, at, place = [], 0, 0
+    for (N, K), dy_i, x_i in zip(block_sizes(x.shape[1]), dys, (x, *others), strict=True):
+        layers.append((dy_i, x_i, dweight[at:at + N * K].reshape(N, K), dbias[place:place + N]))
+        at, place = at + N * K, place + N
+    linear_gradients.linear_gradients_backward(layers, False)
+
+
+def linear_gradients_backward_cost(rows, C):
+    return linear_gradients.linear_gradients_backward_cost(rows, block_sizes(C), False)
 
 
 class Problem(NamedTuple):
@@ -366,6 +386,9 @@ def problems():
     add(linear_stack_forward, linear_stack, x=half(N, D), weight=half(rows * D), bias=single(rows))
     add(linear_stack_backward, linear_stack, x=half(N, D), dy=half(N, rows), weight=half(rows * D),
         dweight=single(rows * D), dbias=single(rows))
+    dys, inputs = ([half(N * T, size[i]) for size in block_sizes(D)] for i in range(2))
+    add(linear_gradients_backward, linear_gradients, x=inputs[0], others=inputs[1:], dys=dys,
+        dweight=single(12 * D * D), dbias=single(9 * D))
     qkv = single(B, 256, 3 * 192)
     add(attention.attention_forward, qkv=qkv, heads=6)
     add(attention.attention_backward, dy=single(B, 256, 192), qkv=qkv, probabilities=single(B, 6, 256, 256), heads=6)

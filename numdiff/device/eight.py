@@ -392,3 +392,29 @@ def one_of(typingctx, sign, first, second):
 @twin(one_of)
 def _one_of(machine, sign, first, second):
     return first if sign < 0 else second
+
+
+@intrinsic
+def array_of(typingctx, number, arrays):
+    """arrays[number] of a tuple of arrays of one type in global memory, as `one_of`."""
+    require_contiguous("array_of", arrays.dtype if isinstance(arrays, types.UniTuple) else arrays)
+
+    def codegen(context, builder, sig, args):
+        made = [context.make_array(sig.return_type)(context, builder, value=builder.extract_value(args[1], k))
+                for k in range(len(arrays))]
+        words = [builder.ptrtoint(builder.addrspacecast(m.data, ir.PointerType(m.data.type.pointee, GLOBAL)), I64)
+                 for m in made]
+        chosen = words[0]
+        for k, word in enumerate(words[1:], 1):
+            index = builder.sub(args[0], I32(k))
+            chosen = emit(builder, "slct.b64.s32 $0, $2, $3, $1;", [I64], [index, word, chosen])[0]
+        pointer = builder.inttoptr(chosen, ir.PointerType(made[0].data.type.pointee, GLOBAL))
+        made[0].data = builder.addrspacecast(pointer, made[0].data.type)
+        return made[0]._getvalue()
+
+    return arrays.dtype(types.int32, arrays), codegen
+
+
+@twin(array_of)
+def _array_of(machine, number, arrays):
+    return arrays[int(number)]

@@ -13,6 +13,7 @@ from ..device.threads import Stack
 from ..nn import Tape as PlainTape
 from ..nn.module import Module
 from ..nn.tensor import Parameter
+from ..nn.together import Together
 
 NEVER = math.inf  # in place of a record, of a parameter that is in none: it is complete at the end
 BUCKET = 1 << 20  # float32 of a bucket, 4 MiB: large enough for the links' full speed, small enough to leave early
@@ -74,12 +75,15 @@ def last_records(touched):
 
 
 def parameters_of(function, depth=4):
-    """The Parameters that a record's backward can reach: in its closure, in modules, lists and functions there."""
+    """The Parameters that a record's backward can reach: in its closure, in modules, lists and functions there, and
+    those of layers whose gradients come together."""
     found, stack = [], [(function, depth)]
     while stack:
         value, depth = stack.pop()
         if isinstance(value, Parameter):
             found.append(value)
+        elif isinstance(value, Together):
+            found += value.parameters
         elif isinstance(value, Module):
             found += [parameter for _, parameter in value.named_parameters()]
         elif depth and isinstance(value, (list, tuple)):

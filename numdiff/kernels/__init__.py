@@ -43,6 +43,7 @@ from .linear_fp8 import (
     linear_fp8_gelu_forward,
     linear_fp8_swiglu_forward,
 )
+from .linear_gradients import linear_gradients_backward, linear_gradients_supports
 from .linear_group import linear_group_backward, linear_group_forward
 from .linear_stack import linear_stack_backward, linear_stack_forward, linear_stack_supports
 from .matmul import matmul_backward, matmul_forward, pair_supports
@@ -74,7 +75,8 @@ __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_
            "layernorm_backward", "layernorm_forward", "linear_backward", "linear_forward", "linear_fp8_backward",
            "linear_fp8_forward", "linear_fp8_gelu_forward", "linear_fp8_swiglu_forward",
            "linear_gate_forward", "linear_gate_supports", "linear_gelu_forward",
-           "linear_gelu_supports", "linear_group_backward", "linear_group_forward", "linear_layer_scale_forward",
+           "linear_gelu_supports", "linear_gradients_backward", "linear_gradients_supports",
+           "linear_group_backward", "linear_group_forward", "linear_layer_scale_forward",
            "linear_stack_backward", "linear_stack_forward", "linear_stack_supports", "linear_swiglu_forward",
            "linear_swiglu_supports", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward",
            "pair_supports", "patchify_backward", "patchify_forward", "qk_norm_rope_backward", "qk_norm_rope_forward",

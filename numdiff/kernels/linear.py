@@ -158,7 +158,7 @@ def linear_forward(x, weight, bias=None, version=None, residual=None):
 
 @versions_by_name(asks=True)
 def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=None, residual=None, gelu_of=None,
-                    swiglu_of=None, accumulate=True):
+                    swiglu_of=None, accumulate=True, aside=None):
     """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias (None: not
     wanted, and not computed).
 
@@ -167,6 +167,8 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
     gelu_of: u, like x, where x = GELU(u): what comes is du instead of dx, in one kernel where that can. Then x may be
         None: it is computed again, by the same kernel, which may leave it in place of u
     swiglu_of: u, twice as wide as x, where x = SwiGLU(u): as gelu_of
+    aside: on a device, without dweight and dbias: aside(dy, x) is called with the matrices that they will be made of
+        (linear_gradients.py)
     Of a `Pair` x dx, and `residual`, are Pairs.
     """
     if (weight if dweight is None else dweight).shape != weight.shape or dy.shape[-1] != weight.shape[0]:
@@ -186,7 +188,7 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
     if x is None and gelu_of is None:
         raise ValueError("x is None: linear_backward computes it again from gelu_of=, which is None, too; give one")
     if x is None and need_dx and is_device(dy):
-        return _backward_again(dy, weight, dweight, dbias, gelu_of, version, accumulate)
+        return _backward_again(dy, weight, dweight, dbias, gelu_of, version, accumulate, aside)
     if x is None:
         x = gelu_forward(gelu_of).astype(gelu_of.dtype, copy=False)
     if not is_device(x):
@@ -195,7 +197,7 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
             return swiglu_backward(dx, swiglu_of)
         return dx if gelu_of is None or dx is None else gelu_backward(dx, gelu_of).astype(dx.dtype, copy=False)
     rows = dy.reshape(-1, dy.shape[-1])
-    _parameters(rows, x, dweight, dbias, version, accumulate)
+    _parameters(rows, x, dweight, dbias, version, accumulate, aside)
     if not need_dx:
         return None
     if gelu_of is not None:
@@ -207,9 +209,11 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
     return matmul_forward(rows, weight, version=version, residual=residual).reshape(x.shape)
 
 
-def _parameters(rows, x, dweight, dbias, version, accumulate):
+def _parameters(rows, x, dweight, dbias, version, accumulate, aside):
     """The parameters' gradients, those that are wanted, from the rows of dy."""
-    if dweight is not None:
+    if aside is not None:
+        aside(rows, x.reshape(-1, x.shape[-1]))
+    elif dweight is not None:
         with may_wait():
             matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
                            version=version, row_sums=dbias)
@@ -217,12 +221,13 @@ def _parameters(rows, x, dweight, dbias, version, accumulate):
         column_sum(rows, dbias)
 
 
-def _backward_again(dy, weight, dweight, dbias, u, version, accumulate):
+def _backward_again(dy, weight, dweight, dbias, u, version, accumulate, aside):
     """du of x = GELU(u), which nobody has kept: du comes first, and x with it."""
-    rows, given, again = dy.reshape(-1, dy.shape[-1]), u.reshape(-1, u.shape[-1]), dweight is not None
+    rows, given = dy.reshape(-1, dy.shape[-1]), u.reshape(-1, u.shape[-1])
+    again = dweight is not None or aside is not None
     found = matmul_gelu_backward(rows, weight, given, again)
     du, x = found if again else (found, None)
-    _parameters(rows, x, dweight, dbias, version, accumulate)
+    _parameters(rows, x, dweight, dbias, version, accumulate, aside)
     return du.reshape(u.shape)
 
 

@@ -204,6 +204,10 @@ class Block(Module):
 
         For the backward the tokens between blocks are kept, of which those between the branches are made again.
         """
+        with F.together(y, self.attn.qkv.weight, self.attn.proj.weight, self.mlp.first.weight, self.mlp.last.weight):
+            return self._forward(x, y, modulation, following, rotation)
+
+    def _forward(self, x, y, modulation, following, rotation):
         _, _, gate, shift, scale, gate_mlp = modulation
         norm, *theirs, reader = following
         if F.gates_products(x, gate, self.attn.proj.weight, self.mlp.last.weight):

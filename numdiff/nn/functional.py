@@ -4,6 +4,7 @@ Inputs and results are `Tensor`s; weights are `Parameter`s, whose gradients the 
 which device the arrays are on. The mathematics, shapes and sources stand in numdiff/kernels, in the file of the
 operation that a function calls (`K.groupnorm_forward`: kernels/groupnorm).
 """
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from ..kernels.fuse import PER_CHANNEL, Fused
 from ..kernels.versions import capped
 from . import float8
 from .tensor import TWO, Parameter, Tensor, is_recording, record, record_parts
+from .together import joined
+from .together import together as grouped
 
 Array = np.ndarray | DeviceArray
 # Channels of a token up to which GELU's result is kept: making it again lengthens a step of DiT-S/2 (384) by 2.2 % and
@@ -35,12 +38,27 @@ def gradient_of(parameter):
     return parameter.grad if trains(parameter) else None
 
 
-def weight_gradient(weight, rows):
-    """(the gradient as a matrix of so many rows, or None; whether to add to it) of a linear layer's weight."""
-    if weight.frozen:
-        return None, True
-    dweight, accumulate = weight.grad_to_fill()
-    return dweight.reshape(rows, -1), accumulate
+def gradients_of(weight, bias, aside=None):
+    """What `linear_backward` is told of a linear layer's gradients: where they are, if they are wanted, and whether the
+    weight's is added to; or `aside`, where they come together with others (together.py)."""
+    if aside is not None:
+        return {"dweight": None, "dbias": None, "aside": aside}
+    dweight, accumulate = (None, True) if weight.frozen else weight.grad_to_fill()
+    return {"dweight": None if dweight is None else dweight.reshape(weight.shape[0], -1), "dbias": gradient_of(bias),
+            "accumulate": accumulate}
+
+
+def together(x: Tensor, *weights: Parameter) -> contextlib.AbstractContextManager:
+    """Context in which the gradients of linear layers with these weights are made in one launch, if there is a kernel
+    for it on what x (..., K) is like, and that is faster (together.py)."""
+    joins = (is_recording() and is_half(x.dtype) and not any(w.frozen or float8.layer_of(w, x.data) for w in weights)
+             and K.linear_gradients_supports(x.data, [w.shape for w in weights]))
+    return grouped(weights) if joins else contextlib.nullcontext()
+
+
+def put_aside(weight, bias, layer):
+    """For `gradients_of`: the function of a layer that is recorded within `together`, or None; layer: in FP8."""
+    return joined(weight, bias) if layer is None and is_recording() else None
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -103,15 +121,15 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual
     if gate is not None:
         b = None if bias is None else bias.data
         return Tensor(K.linear_gate_forward(x.data, weight.like(x.data), b, residual.data, gate.data))
-    wants_dx, rows, adds = x.slot is not None, weight.shape[0], residual is not None
+    wants_dx, adds = x.slot is not None, residual is not None
 
     def backward(dy, before):
-        dweight, accumulate = weight_gradient(weight, rows)
-        dx = float8.linear_backward(dy, kept, weight, layer, dweight, gradient_of(bias), need_dx=wants_dx,
-                                    residual=before, accumulate=accumulate)
+        dx = float8.linear_backward(dy, kept, weight, layer, need_dx=wants_dx, residual=before,
+                                    **gradients_of(weight, bias, aside))
         return (dx, dy) if adds else (dx,)
 
     layer = float8.layer_of(weight, x.data)
+    aside = put_aside(weight, bias, layer)
     y, kept = float8.linear_forward(x.data, weight, bias, layer, residual and residual.data)
     result = record("linear", y, (x,) if residual is None else (x, residual), backward,
                     has_parameters=trains(weight, bias), adds=True)
@@ -466,15 +484,14 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
                                             keeps_z=is_recording())
     if layer_2 is None:
         kept_2 = h if weight.shape[1] <= GELU_KEPT else None
+    aside, aside_2 = put_aside(weight, bias, layer), put_aside(weight_2, bias_2, layer_2)
 
     def backward(dy, before):
         dz = dy if scale is None else layer_scale_gradient(dy, z, scale)
-        dweight, accumulate = weight_gradient(weight_2, weight_2.shape[0])
-        du = float8.linear_backward(dz, kept_2, weight_2, layer_2, dweight, gradient_of(bias_2), gelu_of=u,
-                                    accumulate=accumulate, following=layer)
-        dweight, accumulate = weight_gradient(weight, weight.shape[0])
-        dx = float8.linear_backward(du, kept, weight, layer, dweight, gradient_of(bias), need_dx=wants_dx,
-                                    residual=before, accumulate=accumulate)
+        du = float8.linear_backward(dz, kept_2, weight_2, layer_2, gelu_of=u, following=layer,
+                                    **gradients_of(weight_2, bias_2, aside_2))
+        dx = float8.linear_backward(du, kept, weight, layer, need_dx=wants_dx, residual=before,
+                                    **gradients_of(weight, bias, aside))
         return (dx,) if scale is None else (dx, dy)
 
     return record("mlp", y, (x,) if scale is None else (x, residual), backward,
@@ -501,14 +518,12 @@ def swiglu_mlp(x: Tensor, w12: Parameter, b12: Parameter | None, w3: Parameter, 
     if gate is not None:
         return linear(Tensor(h), w3, b3, residual, gate)
     y, kept_3 = float8.linear_forward(h, w3, b3, layer_3)
+    aside, aside_3 = put_aside(w12, b12, layer), put_aside(w3, b3, layer_3)
 
     def backward(dy, before):
-        dweight, accumulate = weight_gradient(w3, w3.shape[0])
-        du = float8.linear_backward(dy, kept_3, w3, layer_3, dweight, gradient_of(b3), swiglu_of=u,
-                                    accumulate=accumulate)
-        dweight, accumulate = weight_gradient(w12, w12.shape[0])
-        return (float8.linear_backward(du, kept, w12, layer, dweight, gradient_of(b12), need_dx=wants_dx,
-                                       residual=before, accumulate=accumulate),)
+        du = float8.linear_backward(dy, kept_3, w3, layer_3, swiglu_of=u, **gradients_of(w3, b3, aside_3))
+        return (float8.linear_backward(du, kept, w12, layer, need_dx=wants_dx, residual=before,
+                                       **gradients_of(w12, b12, aside)),)
 
     return record("swiglu_mlp", y, (x,), backward, has_parameters=trains(w12, b12, w3, b3), adds=True)
 

@@ -28,6 +28,7 @@ from ..float8 import numbers_of
 from ..kernels.concat import Pair
 from ..kernels.elementwise import add_forward
 from ..kernels.second_pass import collected, settle_for
+from .together import completed
 
 _active = Stack()  # the tapes that are recording in this thread, innermost last
 _unwanted = Stack()  # weights of the linear layers whose results nobody reads, innermost last
@@ -274,7 +275,7 @@ class Tape:
         if gradient is None:
             gradient = upload(np.ones(output.shape, np.float32), like=output.data)
         output.slot.receive(gradient)
-        with collected():  # parameters' gradients are there when it ends
+        with collected(), completed():  # parameters' gradients are there when it ends
             while self.records:
                 self._play(self.records.pop())
 

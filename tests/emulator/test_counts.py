@@ -55,6 +55,7 @@ from numdiff.kernels.groupnorm import (
     groupnorm_forward,
     groupnorm_forward_cost,
 )
+from numdiff.kernels.linear_gradients import linear_gradients_backward, linear_gradients_backward_cost
 from numdiff.kernels.linear_stack import (
     linear_stack_backward,
     linear_stack_backward_cost,
@@ -563,6 +564,18 @@ def test_costs_of_a_stack_of_layers():
 
     assert Counted(forward).total.tensor_flops == linear_stack_forward_cost(B, K, G * N)[1]
     assert Counted(backward).total.tensor_flops == linear_stack_backward_cost(B, K, G * N)[1]
+
+
+@exhaustive
+def test_costs_of_gradients_that_come_together():
+    R, sizes = 128, ((128, 256), (256, 256))
+
+    def call(u):
+        linear_gradients_backward([(*(upload(RNG.standard_normal((R, n)).astype(float16), u.device) for n in size),
+                                    u(*size), u(size[0])) for size in sizes], False)
+
+    counted = Counted(call).total
+    assert counted.tensor_flops == linear_gradients_backward_cost(R, sizes, False)[1]
 
 
 def test_costs_of_e4m3():

@@ -2,14 +2,14 @@
 import numpy as np
 
 from ...device import empty, is_device
-from .. import bias, conv2d, linear, linear_stack, matmul
+from .. import bias, conv2d, linear, linear_gradients, linear_stack, matmul
 from ..concat import Pair
 from ..conv2d.hopper import convolution as conv2d_hopper
 from ..conv2d.hopper import weight_gradient as conv2d_hopper_gradient
 from ..conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from ..groupnorm.normalise import channel_statistics_reference
-from ..matmul import hopper, launcher, mma
-from .case import HALF_TOLERANCE, Case
+from ..matmul import group, group_schedule, hopper, launcher, mma
+from .case import HALF_TOLERANCE, TOLERANCE, Case
 
 
 def halves(**shapes):
@@ -183,6 +183,37 @@ def stack_cases():
     yield stack(8, 128, 64, 2, False)
     yield stack(8, 256, 128, 3, True)
     yield stack(136, 128, 192, 2, True)
+
+
+def gradient_cases():
+    """Gradients of several layers in one launch: tiles that are cut, of which one has three parts; one that is and two
+    that are not; none; each width."""
+    def gradients(width, blocks, rows, sizes, accumulate):
+        names = [(f"dy_{i}", f"x_{i}", f"dweight_{i}", f"dbias_{i}") for i in range(len(sizes))]
+        tiles = sum(m * n for m, n in group.tiles_of(sizes, width))
+        made = group_schedule.cut(tiles, -(-rows // hopper.BK), blocks)
+
+        def run(a, v):
+            layers = [[getattr(a, name) for name in given] for given in names]
+            layers[-1][3] = None  # a layer without a bias
+            choose, group.choose = group.choose, lambda *_: (width, made, 0)
+            try:
+                linear_gradients.linear_gradients_backward(layers, accumulate)
+            finally:
+                group.choose = choose
+            return tuple(array for layer in layers for array in layer[2:] if array is not None)
+
+        def inputs(rng):
+            return {name: array for given, (N, K) in zip(names, sizes, strict=True) for name, array in zip(given, (
+                *halves(dy=(rows, N), x=(rows, K))(rng).values(), rng.standard_normal((N, K)).astype(np.float32),
+                rng.standard_normal(N).astype(np.float32)), strict=True)}
+
+        return Case("linear_gradients", inputs, run, (None,), TOLERANCE,
+                    f"float16, {tiles} tiles of 128×{width} on {blocks} blocks{', written' * (not accumulate)}")
+
+    yield gradients(128, 5, 4 * hopper.BK + 8, [(136, 72), (8, 72)], True)
+    yield gradients(192, 2, 2 * hopper.BK, [(8, 200), (8, 8)], False)
+    yield gradients(256, 4, 72, [(8, 8), (136, 8), (16, 8)], True)
 
 
 def convolution_cases():

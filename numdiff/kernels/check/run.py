@@ -18,7 +18,7 @@ from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
 from .flash import flash_cases
 from .fp8 import fp8_cases, quantise_cases
-from .half import convolution_cases, product_cases, stack_cases
+from .half import convolution_cases, gradient_cases, product_cases, stack_cases
 from .levels import level_cases
 from .operations import GROUPS
 from .peers import peer_cases
@@ -31,8 +31,8 @@ ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads 
 # approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 CASES = [case for group in (*GROUPS, transformer_cases, flash_cases, sla_cases, product_cases, stack_cases,
-                               convolution_cases, fp8_cases, quantise_cases, peer_cases, tf32_cases, level_cases)
-         for case in group()]
+                               gradient_cases, convolution_cases, fp8_cases, quantise_cases, peer_cases, tf32_cases,
+                               level_cases) for case in group()]
 CASES += bfloat16_cases(CASES)
 
 

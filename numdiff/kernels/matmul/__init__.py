@@ -18,6 +18,8 @@
     swiglu_epilogues.py     SwiGLU and its backward at the end of the products beside it
     symmetric_epilogue.py   results that are symmetric: half of the tiles, each stored twice
     stack.py                weights at equal distances in memory, as one matrix
+    group_schedule.py       the tiles of several products with the same K, shared among all blocks
+    group.py                the gradients of several weights in one launch
     hopper_fp8.py           the same kernel on E4M3, floats of 8 bits: the top rung
     launcher.py             which of them runs
 

@@ -50,6 +50,9 @@ STACKS
     Layers of one input whose weights lie at equal distances in memory, as those of a model's blocks do, are one product
     with N or K as long as all together, or M of the weights' gradient (stack.py): the tensor map of the weights has the
     distance, and a gradient's tile adds it to its place.
+GROUPS
+    The gradients of up to four weights, sums over the same rows, are one launch: the tiles of all are counted through,
+    and only those that do not fill a round of all blocks are cut into slices (group_schedule.py, group.py).
 EPILOGUE
     float16: alpha · accumulator + bias + residual, rounded, goes into 64 × 64 tiles of shared memory (swizzled: a
     warp's words fall into 32 different banks), from which TMA stores it while the next tile is multiplied. Each
@@ -82,8 +85,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, launch, uint32
+from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32
 from ...device.cluster import cluster_address, cluster_rank, cluster_sync, mbarrier_arrive_cluster
+from ...device.eight import array_of, fence
 from ...device.half import in_bfloat16
 from ...device.limits import MULTIPROCESSORS, WARP, WARPGROUP
 from ...device.mbarrier import bar_sync, fence_barrier_init, mbarrier_init, mbarrier_wait, smem_u32
@@ -133,6 +137,7 @@ from .epilogues import (
     write_rows,
 )
 from .fp8_epilogues import epilogue_gelu_eight, epilogue_gelu_gradient_eight
+from .group_schedule import PRODUCTS, group_tile, of_product, parts_of, unit_after, walk_of
 from .mma import add_partials, unused
 from .swiglu_epilogues import epilogue_swiglu, epilogue_swiglu_gradient, prefetch_biases
 from .symmetric_epilogue import epilogue_symmetric, symmetric_place, tiles_of
@@ -171,6 +176,7 @@ PAIRED = Constant()  # two blocks of a cluster share their tiles of B: see PAIRS
 BATCHED = Constant()  # more than one product: see BATCHES
 SYMMETRIC = Constant()  # … of a symmetric result, of which only one half is multiplied
 STACKED = Constant()  # B, or C where A lies along m, are several matrices at equal distances: see STACKS
+GROUPED = Constant()  # several products with the same K: see GROUPS
 GATE = Constant()  # the result is gated and added to another matrix
 GELU = Constant()  # GELU of the result as a second one
 GELU_GRADIENT = Constant()  # the result times GELU' of another matrix
@@ -217,12 +223,20 @@ class Maps(NamedTuple):
 
 class Arrays(NamedTuple):
     """c: a float32 result (or partial ones); bias (N,) float32; residual (M, N) float16, or a `Gated`, whose residual
-    has a tensor map, or a `Stack`; row_sums (M,) float32, with LAYER_SCALE the scale (N,)."""
+    has a tensor map, or a `Stack`; row_sums (M,) float32, with LAYER_SCALE the scale (N,). Of a group c are the
+    products' results, bias the parts of tiles that are cut, residual how many of them there are, row_sums all sums."""
 
     c: object
     bias: object
     residual: object
     row_sums: object
+
+
+class Extent(NamedTuple):
+    """Rows and columns of a product of a group."""
+
+    M: int
+    N: int
 
 
 class Stack(NamedTuple):
@@ -292,6 +306,30 @@ def work_tile(unit, work):
     return WorkTile(part, row, column, first_k, int32(min(int32(first_k + work.slice_tiles), int32(work.k_tiles))))
 
 
+@cuda.jit(device=True, forceinline=True)
+def is_work(unit, stride, work):
+    """Whether there is a unit number `unit`, or with `GROUPED` whether the block has it; stride: there a `Walk`."""
+    if GROUPED:
+        return unit < stride.last
+    return unit < work.units
+
+
+@cuda.jit(device=True, forceinline=True)
+def tile_at(unit, stride, work):
+    """The `WorkTile`, or `GroupTile`, that is a unit of the block."""
+    if GROUPED:
+        return group_tile(unit, stride, work)
+    return work_tile(unit, work)
+
+
+@cuda.jit(device=True, forceinline=True)
+def next_unit(unit, tile, stride, work):
+    """The block's unit after this tile."""
+    if GROUPED:
+        return unit_after(unit, tile, stride, work)
+    return int32(unit + stride)
+
+
 # The producer's warpgroup ---------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
@@ -326,7 +364,7 @@ def load_b(address, full, n, k, maps, seam):
     if B_ALONG_N:
         for i in range(BLOCKS):
             box, column = address + uint32(i * BOX_BYTES), int32(n + i * BOX)
-            if not BATCHED and not STACKED and A_ALONG_M and column >= seam:
+            if not BATCHED and not STACKED and not GROUPED and A_ALONG_M and column >= seam:
                 load_box(i, box, maps.second, full, column - seam, k, seam)
             else:
                 load_box(i, box, maps.b, full, column, k, seam)
@@ -364,14 +402,20 @@ def load_of_batch(address, full, m, n, k, maps, work):
 def produce(ring, unit, stride, maps, work):
     """One thread asks TMA for the tiles of A and B, stage after stage, of all work tiles of the block."""
     stage, parity = producer_start()
-    while unit < work.units:
-        tile = work_tile(unit, work)
+    while is_work(unit, stride, work):
+        tile = tile_at(unit, stride, work)
         m, n, k = int32(tile.row * BM), int32(tile.column * COLUMNS), tile.first_k
+        if GROUPED:
+            map_a, map_b = array_of(tile.product, maps.a), array_of(tile.product, maps.b)
         while k < tile.end_k:
             full = producer_acquire(ring, stage, parity, STAGE_BYTES)
             address = stage_at(ring, stage)
             if BATCHED:
                 load_of_batch(address, full, m, n, int32(k * BK), maps, work)
+            elif GROUPED:
+                mine = Maps(map_a, map_b, map_a, map_a, map_a)
+                load_a(address, full, m, int32(k * BK), mine, int32(0))
+                load_b(address + uint32(A_BYTES), full, n, int32(k * BK), mine, int32(0))
             else:
                 load_a(address, full, m, int32(k * STEP), maps, work.seam)
                 if SWIGLU:
@@ -380,7 +424,7 @@ def produce(ring, unit, stride, maps, work):
                     load_b(address + uint32(A_BYTES), full, n, int32(k * STEP), maps, work.seam)
             k = int32(k + 1)
             stage, parity = advance(ring, stage, parity)
-        unit = int32(unit + stride)
+        unit = next_unit(unit, tile, stride, work)
     if PAIRED:  # the other block's consumers arrive here, too: the block must not end before
         for _ in range(STAGE_COUNT):
             mbarrier_wait(barrier_at(ring.empty, stage), parity)
@@ -392,13 +436,18 @@ def sum_rows(ring, tiles, unit, stride, arrays, work, summing):
     """Two warps add up 64 rows of A each, of every stage that falls to their tile."""
     box, lane = int32(cuda.threadIdx.x // WARP - 1), int32(cuda.threadIdx.x % WARP)
     zero = float32(0)
-    sharing = int32(1 if STACKED else work.tiles_n)  # tiles of a row share the steps; of a stack's the first has all
+    sharing = int32(1)  # tiles of a row share the steps; of a stack's the first has all
+    if not STACKED and not GROUPED:
+        sharing = work.tiles_n
     stage, parity = consumer_start()
-    while unit < work.units:
-        tile = work_tile(unit, work)
+    while is_work(unit, stride, work):
+        tile = tile_at(unit, stride, work)
         steps = int32(tile.end_k - tile.first_k)
         sums = zero, zero, zero, zero, zero, zero, zero, zero
         step, due = int32(0), int32(steps if STACKED and tile.column > 0 else tile.column)
+        if GROUPED:  # by their numbers, as its slices begin anywhere
+            sharing = of_product(tile.product, work.tiles_n)
+            due = int32(uint32(tile.column + tile.first_k * (sharing - 1)) % uint32(sharing))
         while step < steps:
             consumer_wait(ring, stage, parity)
             if due == 0:
@@ -415,10 +464,18 @@ def sum_rows(ring, tiles, unit, stride, arrays, work, summing):
             if tile.column == 0:
                 matrix = int32(uint32(row) // uint32(work.seam))
                 write_rows(arrays.row_sums, matrix * arrays.residual.bias_gap, row, work.M, lane, sums, True)
+        elif GROUPED:
+            M, part = of_product(tile.product, work.M), tile.part
+            last = int32(work.parts if tile.end_k == work.k_tiles else int32(part + 1))
+            while part < last:  # and zeros in place of the parts that others have
+                write_rows(arrays.row_sums, of_product(tile.product, work.sums) + (part * sharing + tile.column) * M,
+                           row, M, lane, sums, False)
+                sums = zero, zero, zero, zero, zero, zero, zero, zero
+                part = int32(part + 1)
         else:
             write_rows(arrays.row_sums, (tile.part * work.tiles_n + tile.column) * work.M, row, work.M, lane, sums,
                        summing == ADD_ROW_SUMS)
-        unit = int32(unit + stride)
+        unit = next_unit(unit, tile, stride, work)
 
 
 # The consumers' warpgroups --------------------------------------------------------------------------------------------
@@ -536,11 +593,53 @@ def write_block(block, turn, amax, acc, gates, place, staging, part, maps, array
         else:
             turn = epilogue_half(block, turn, acc, place, staging, seam, maps, arrays.residual, work, epilogue)
     else:
-        start = part * (work.M * work.N)
+        start = part if GROUPED else part * (work.M * work.N)
         if STACKED and A_ALONG_M:
             start = int32(uint32(place.first_row) // uint32(work.seam)) * arrays.residual.gap
         epilogue_float(block, acc, place, arrays.c, start, arrays.bias, work, epilogue)
     return turn, amax
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_part(acc, parts, at):
+    """acc += a warpgroup's part of a tile, of which this thread's numbers begin at `at`: all loads may be under way."""
+    for i in range(ACCUMULATORS // 4):
+        v0, v1, v2, v3 = load4(parts, at + 4 * WARPGROUP * i)
+        acc[4 * i] += v0
+        acc[4 * i + 1] += v1
+        acc[4 * i + 2] += v2
+        acc[4 * i + 3] += v3
+
+
+@cuda.jit(device=True, forceinline=True)
+def join_parts(acc, tile, consumer, parts, counters, staging, group):
+    """Leave a warpgroup's part of a tile that was cut, and count it; whether it is the last one, which then has the
+    sum of all parts in its accumulators, added up in their order."""
+    thread, barrier = int32(cuda.threadIdx.x % WARPGROUP), uint32(consumer + 1)
+    number, count = int32(tile.number - group.whole), parts_of(tile.number, group)
+    size = int32(BM * BN // 2)  # of a warpgroup's part
+    first = int32((2 * number + consumer) * group.parts * size + 4 * thread)
+    at = int32(first + tile.part * size)
+    for i in range(ACCUMULATORS // 4):
+        store4(parts, at + 4 * WARPGROUP * i, acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3])
+    bar_sync(barrier, uint32(WARPGROUP))
+    if thread == 0:
+        fence()  # a warpgroup that sees this count also sees what this one has written
+        before = cuda.atomic.inc(counters, int32(2 * number + consumer), uint32(count - 1))
+        fence()  # nothing that is read from here on is older than the count
+        staging.biases[staging.biases_at] = float32(1) if int32(before) == count - 1 else float32(0)
+    bar_sync(barrier, uint32(WARPGROUP))
+    last = staging.biases[staging.biases_at] == float32(1)
+    if last:
+        part, step = int32(1 - tile.part), int32(2)
+        if count > 2:  # of two the sum is the same in either order
+            for i in range(ACCUMULATORS):
+                acc[i] = float32(0)
+            part, step = int32(0), int32(1)
+        while part < count:
+            add_part(acc, parts, int32(first + part * size))
+            part = int32(part + step)
+    return last
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -555,8 +654,8 @@ def consume(ring, staging, unit, stride, maps, arrays, work, epilogue):
     if FP8:
         scale = arrays.scale_a[0] * arrays.scale_b[0]
     stage, parity = consumer_start()
-    while unit < work.units:
-        tile = work_tile(unit, work)
+    while is_work(unit, stride, work):
+        tile = tile_at(unit, stride, work)
         place = Place(int32(tile.row * BM + consumer * 64), int32(tile.column * COLUMNS), thread_row, lane)
         if SWIGLU:
             b0, b1 = prefetch_biases(BN, arrays.bias, place.first_column, work.N, epilogue.has_bias)
@@ -579,15 +678,24 @@ def consume(ring, staging, unit, stride, maps, arrays, work, epilogue):
             bar_sync(uint32(consumer + 1), uint32(WARPGROUP))  # all have read the bias before
         if BIASED:
             stage_bias(BN, staging, b0, b1)
+        part, target, extent = tile.part, arrays, work
+        if GROUPED:
+            if tile.number >= work.whole and not join_parts(acc, tile, consumer, arrays.bias, arrays.residual, staging,
+                                                            work):
+                unit = next_unit(unit, tile, stride, work)
+                continue
+            c = array_of(tile.product, arrays.c)
+            part, target = int32(0), Arrays(c, c, c, c)
+            extent = Extent(of_product(tile.product, work.M), of_product(tile.product, work.N))
         # block by block of 64 columns, not in a loop: accumulators stay in registers only under constant indices
-        turn, amax = write_block(0, turn, amax, acc, gates, place, staging, tile.part, maps, arrays, work, epilogue)
+        turn, amax = write_block(0, turn, amax, acc, gates, place, staging, part, maps, target, extent, epilogue)
         if BLOCKS > 1:
-            turn, amax = write_block(1, turn, amax, acc, gates, place, staging, tile.part, maps, arrays, work, epilogue)
+            turn, amax = write_block(1, turn, amax, acc, gates, place, staging, part, maps, target, extent, epilogue)
         if BLOCKS > 2:
-            turn, amax = write_block(2, turn, amax, acc, gates, place, staging, tile.part, maps, arrays, work, epilogue)
+            turn, amax = write_block(2, turn, amax, acc, gates, place, staging, part, maps, target, extent, epilogue)
         if BLOCKS > 3:
-            turn, amax = write_block(3, turn, amax, acc, gates, place, staging, tile.part, maps, arrays, work, epilogue)
-        unit = int32(unit + stride)
+            turn, amax = write_block(3, turn, amax, acc, gates, place, staging, part, maps, target, extent, epilogue)
+        unit = next_unit(unit, tile, stride, work)
     if EIGHT:
         keep_largest(arrays.amax, int32(cuda.blockIdx.x), amax, lane)
     if HALF and not EXCHANGES and elected:
@@ -605,6 +713,11 @@ def set_up(ring, loaded, ready, maps, epilogue):
             mbarrier_init(barrier_at(loaded, tile), uint32(1))
             mbarrier_init(barrier_at(ready, tile), uint32(4))  # a lane of each warp
     fence_barrier_init()
+    if GROUPED:
+        for product in range(PRODUCTS):
+            tma_prefetch(array_of(int32(product), maps.a))
+            tma_prefetch(array_of(int32(product), maps.b))
+        return
     tma_prefetch(maps.a)
     tma_prefetch(maps.b)
     if HALF:
@@ -632,7 +745,10 @@ def gemm(maps, arrays, work, epilogue):
     else:
         cuda.syncthreads()
         unit, blocks = int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
-    stride = int32(work.units if unit < work.alone else int32(blocks - work.alone))
+    if GROUPED:
+        unit, stride = walk_of(unit, blocks, work)
+    else:
+        stride = int32(work.units if unit < work.alone else int32(blocks - work.alone))
     warpgroup = int32(t // WARPGROUP)
     if warpgroup == 0:
         give_registers()
@@ -662,19 +778,19 @@ def make_staging(consumer, tiles, base, biases, loaded, ready):
 
 
 def kernel_for(BN, a_along_m, b_along_n, half, activation="", batched=False, symmetric=False, fp8=False, promoted=False,
-               eight=False, module=None, paired=False, stacked=False):
+               eight=False, module=None, paired=False, stacked=False, grouped=False):
     """The kernel for one width of tile, one case of transposes and one kind of result.
 
     activation: "", or a key of `ACTIVATIONS`: what happens in its epilogue
     batched: for several products; symmetric: for several that are; paired: for pairs of blocks; stacked: for weights at
-        equal distances
+        equal distances; grouped: for several products of different sizes
     fp8, promoted, eight, module: of hopper_fp8.py
     """
     case = f"{'t' if a_along_m else 'n'}{'n' if b_along_n else 't'}{'_fp8' * fp8}{'_promoted' * promoted}"
     kind = activation or ("symmetric" if symmetric else "batch" if batched else "half" if half else "float")
-    kind += "_eight" * eight + "_pair" * paired + "_stack" * stacked
+    kind += "_eight" * eight + "_pair" * paired + "_stack" * stacked + "_group" * grouped
     return specialise(gemm, name=f"gemm_hopper_{BN}_{case}_{kind}", module=module, PAIRED=paired, BATCHED=batched,
-                      SYMMETRIC=symmetric, STACKED=stacked, FP8=fp8, PROMOTED=promoted, EIGHT=eight,
+                      SYMMETRIC=symmetric, STACKED=stacked, GROUPED=grouped, FP8=fp8, PROMOTED=promoted, EIGHT=eight,
                       launch_bounds=(THREADS, 1),  # setmaxnreg needs both numbers
                       BN=BN, A_ALONG_M=a_along_m, B_ALONG_N=b_along_n, HALF=half,
                       **{name.upper(): activation == name for name in ACTIVATIONS})

@@ -1,0 +1,78 @@
+"""The gradients of several linear layers' weights, sums over the same rows, in one launch: a transformer block's.
+
+MATHEMATICS
+    dweight_p[n, k] += Σ_r dy_p[r, n] · x_p[r, k]        dbias_p[n] += Σ_r dy_p[r, n]        up to four layers p
+    or dweight_p = …, where nothing is to be added to
+    Sums over 16,384 tokens with small results: one by one each layer's product is cut into slices, so that it has work
+    for all multiprocessors, and a second pass adds up what they give. Together they have enough tiles, or nearly.
+    What they are made of must then be there at the same time (nn/together.py).
+SHAPES
+    dy_p (R, N_p), x_p (R, K_p), float16 or bfloat16; dweight_p (N_p, K_p) and dbias_p (N_p,) float32, dbias_p or None
+    eight divides R, N_p and K_p
+VERSIONS
+    that of matmul/group.py, on Hopper's tensor cores. Elsewhere each layer's come from `linear_backward`.
+LAUNCH
+    one, and another one where tiles are cut into slices, or for the biases.
+DETERMINISM
+    every sum in a fixed order; which one follows from the sizes and the number of multiprocessors.
+COST
+    2 · R · (N_p + K_p) bytes and 4 · N_p · K_p for each layer, 2 · R · N_p · K_p FLOPs. Roof: arithmetic.
+SOURCE
+    the chain rule; matmul/group_schedule.py names those of the schedule.
+READ NEXT
+    matmul/hopper_fp8.py, the same kernel on floats of 8 bits.
+"""
+import numpy as np
+
+from ..device import is_device
+from ..device.limits import multiprocessors_of
+from ..device.requires import supports
+from ..dtypes import is_half
+from .linear import linear_backward_reference
+from .matmul import group
+from .matmul.launcher import by_eight, choose_half
+from .versions import capped
+
+MOST = group.PRODUCTS  # layers of a launch
+GAIN = 0.98  # of the time of single launches, by the estimates: where it takes more, the layers stay apart
+
+
+def linear_gradients_supports(x, sizes):
+    """Whether there is a kernel for layers with weights of these sizes (N, K), one of them on x (..., K), and it is the
+    faster way."""
+    rows = x.size // x.shape[-1]
+    return (is_device(x) and is_half(x.dtype) and 1 < len(sizes) <= MOST and supports(x, group.GROUP_KERNELS)
+            and capped("matmul", 6) == 6 and by_eight((), (rows, *(n for size in sizes for n in size)))
+            and gains(tuple(map(tuple, sizes)), rows, multiprocessors_of(x)))
+
+
+def gains(sizes, rows, multiprocessors):
+    """Whether layers with weights of these sizes should be taken together, by the estimates."""
+    alone = sum(choose_half(6, 1, *size, rows, True, multiprocessors)[2] for size in sizes)
+    return group.choose(sizes, rows, multiprocessors)[2] < GAIN * alone
+
+
+def linear_gradients_backward(layers, accumulate=True):
+    """Add to, or write, the gradients of `layers` [(dy, x, dweight, dbias or None)].
+
+    accumulate: False: every dweight is written, whatever it held; each dbias is added to all the same
+    """
+    rows, *others = (len(array) for dy, x, *_ in layers for array in (dy, x))
+    if len(layers) > MOST or any(n != rows for n in others) or any(
+            tuple(dweight.shape) != (dy.shape[1], x.shape[1]) for dy, x, dweight, _ in layers):
+        raise ValueError(f"up to {MOST} layers (dy (R, N), x (R, K), dweight (N, K), dbias) with the same R, not "
+                         f"{[(dy.shape, x.shape, dweight.shape) for dy, x, dweight, _ in layers]}")
+    if not is_device(layers[0][0]):
+        for dy, x, dweight, dbias in layers:
+            linear_backward_reference(dy, x, np.empty(dweight.shape, x.dtype), dweight, dbias, False,
+                                      accumulate=accumulate)
+        return
+    group.launch_group([group.Product(*layer) for layer in layers], accumulate)
+
+
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def linear_gradients_backward_cost(rows, sizes, accumulate=True):
+    """(bytes, FLOPs) for layers of these sizes (N, K)."""
+    return (sum(2 * rows * (N + K) + 4 * N * K * (1 + accumulate) for N, K in sizes),
+            sum(2 * rows * N * K for N, K in sizes))

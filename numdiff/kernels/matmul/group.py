@@ -1,0 +1,132 @@
+"""Part of hopper.py: the gradients of up to four weights in one launch.
+
+    C_p (M_p, N_p) = or += A_pᵀ · B_p        A_p (K, M_p), B_p (K, N_p), 16 bits; C_p float32
+    row_sums_p (M_p,) += the sums of A_p's columns over K
+
+WHY IT PAYS
+    Of a DiT-S/2 the four have 18, 6, 24 and 24 tiles of 128 × 192 for 132 multiprocessors. One by one each is cut into
+    6 to 15 slices, whose float32 parts a second pass adds up. Together they have 108 of 128 × 128, and none is cut. Of
+    a B/2 they have 288 of 128 × 192: 264 are multiplied whole, in two rounds, and 24 cut. Where tiles nearly fill the
+    rounds that they need, as XL/2's 648 do, none is cut (`choose`).
+TILES THAT ARE CUT
+    A block that has summed a part of a tile leaves it in memory, in the order of its registers, and counts itself, each
+    consumer by itself. The last one adds up all parts, in their order, and writes the tile: no second launch. A fence
+    on both sides of the count lets it see the others' parts; `cuda.atomic.inc` wraps, so the counter is 0 again for the
+    next launch. Nobody waits for anybody.
+    The sums of rows, of which each tile has made those of its own steps, are joined later (../second_pass.py).
+DETERMINISM
+    as hopper.py and group_schedule.py: every order is fixed by the sizes and the number of multiprocessors, whichever
+    block is the last.
+SOURCE
+    as group_schedule.py; CUDA programming guide, "Memory Fence Functions", whose example is a last block that adds the
+    others' sums.
+READ NEXT
+    ../linear_gradients.py, which asks for it.
+"""
+import functools
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from ...device import empty, lasting, launch, upload
+from ...device.half import in_bfloat16
+from ...device.limits import MULTIPROCESSORS
+from ...device.specialise import Variants
+from ...device.threads import kept
+from ..second_pass import Sum, add_parts
+from .epilogues import BK, BM
+from .group_schedule import NEVER, PRODUCTS, Group, count_parts, cut, longest
+from .hopper import THREADS, WRITE_ROW_SUMS, Arrays, Epilogue, Maps, kernel_for, map_of, shared_bytes
+from .launcher import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
+from .mma import unused
+
+WIDTHS = 256, 192, 128  # of tiles
+GROUP_KERNELS = Variants(WIDTHS, lambda BN: kernel_for(BN, True, True, False, grouped=True))
+SHORTEST = 8  # steps of a slice
+OF_ESTIMATE = {256: 1.02, 192: 0.95, 128: 0.83}  # what a launch takes of the estimate (an H100, three DiTs: NOTES.md)
+MOST_CUT = 1 / 8  # of the tiles: where more are cut, up to a half on top of the estimate was measured
+COUNTERS = 4 * MULTIPROCESSORS  # at least: two for each tile that is cut, which are fewer than multiprocessors
+
+
+class Product(NamedTuple):
+    """c (M, N) float32 = or += aᵀ·b for a (K, M) and b (K, N); row_sums (M,) float32 += sums over K, or None."""
+
+    a: object
+    b: object
+    c: object
+    row_sums: object
+
+
+# Launcher -------------------------------------------------------------------------------------------------------------
+
+def tiles_of(sizes, width):
+    """[(rows, columns)] of tiles of products of these sizes (M, N)."""
+    return [(-(-M // BM), -(-N // width)) for M, N in sizes]
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(sizes, K, multiprocessors):
+    """(width of tiles, `Cut`, ns) with the lowest estimate for products of these sizes (M, N); few tiles are cut."""
+    choices = []
+    for width, splits in itertools.product(WIDTHS, (False, True)):
+        tiles = sum(rows * columns for rows, columns in tiles_of(sizes, width))
+        made = cut(tiles, -(-K // BK), multiprocessors, SHORTEST, splits)
+        if tiles - made.whole <= MOST_CUT * tiles:
+            choices.append((width, made, OF_ESTIMATE[width] * estimate(sizes, K, multiprocessors, width, made)))
+    return min(choices, key=lambda found: found[2])
+
+
+def estimate(sizes, K, multiprocessors, width, made):
+    """Its time in ns."""
+    tiles, k_tiles = sum(rows * columns for rows, columns in tiles_of(sizes, width)), -(-K // BK)
+    step, epilogue = HALF_TILES[6][BM, width]
+    ns = HALF_START + -(-made.whole // multiprocessors) * (k_tiles * step + epilogue)
+    if made.whole < tiles:  # a share has two parts, or three; then as long as a second pass without its launch
+        ns += longest(made) * step + 2 * epilogue + HALF_SECOND_PASS / 2
+        ns += NS_PER_BYTE * 4 * count_parts(made, tiles) * BM * width
+    return ns
+
+
+def four(numbers, filler):
+    """PRODUCTS numbers, or arrays."""
+    return *numbers, *[filler] * (PRODUCTS - len(numbers))
+
+
+def group_of(sizes, K, width, made):
+    """(`Group`, float32 of the sums of rows)."""
+    tiles = tiles_of(sizes, width)
+    starts = [0, *itertools.accumulate(rows * columns for rows, columns in tiles)]
+    sums = [0, *itertools.accumulate(made.parts * columns * M for (M, _), (_, columns) in zip(
+        sizes, tiles, strict=True))]
+    count = len(sizes)
+    return Group(four([M for M, _ in sizes], 0), four([N for _, N in sizes], 0), four([m for m, _ in tiles], 0),
+                 four([n for _, n in tiles], 1), four(starts[:count], NEVER), four(sums[:count], 0), -(-K // BK),
+                 starts[count], *made[:-1]), sums[-1]
+
+
+@kept
+def counters(backend):
+    """For each half of a tile that is cut, how many of its parts are there; every launch leaves zeros."""
+    with lasting(backend):
+        return upload(np.zeros(max(COUNTERS, 2 * backend.multiprocessors), np.uint32), backend)
+
+
+def launch_group(products, accumulate):
+    """[`Product`], up to four, of matrices of one type and one K; accumulate: whether to add to c."""
+    first, sizes = products[0].a, tuple(tuple(p.c.shape) for p in products)
+    width, made, _ = choose(sizes, len(first), first.backend.multiprocessors)
+    group, size = group_of(sizes, len(first), width, made)
+    nothing, summed = unused(first), any(p.row_sums is not None for p in products)
+    rest = group.tiles - group.whole
+    parts = empty((rest * group.parts * BM * width,), np.float32, like=first) if rest else nothing
+    sums = empty((size,), np.float32, like=first) if summed else nothing
+    a, b = ([map_of(x, False, width) for x in xs] for xs in zip(*((p.a, p.b) for p in products), strict=True))
+    launch(in_bfloat16(GROUP_KERNELS[width], first.dtype), made.blocks, THREADS,
+           Maps(four(a, a[0]), four(b, a[0]), a[0], a[0], a[0]),
+           Arrays(four([p.c.reshape(-1) for p in products], nothing), parts, counters(first.backend), sums), group,
+           Epilogue(1.0, 0, 0, int(accumulate), WRITE_ROW_SUMS * summed, 0.0), shared=shared_bytes(width))
+    if summed:
+        given = zip(products, group.sums, group.tiles_n, group.M, strict=False)
+        add_parts([Sum(sums[start:start + count * M], count, p.row_sums, True) for p, start, columns, M in given
+                   for count in [group.parts * columns] if p.row_sums is not None], waits=True)
