@@ -20,13 +20,13 @@ NOT FINITE pixels spoil the eight outputs of their run and those of the run befo
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     depthwise_forward, 32×32×32×128, 7×7×128, float16
-        v4*     10.1 µs    1,666 GB/s   41 % of memory   1.71 × v3   428 % of PyTorch
+        v4*     9.81 µs    1,714 GB/s   41 % of memory   1.72 × v3   446 % of PyTorch
     depthwise_input_gradient, 32×32×32×128, 7×7×128, float16
-        v4*     10.1 µs    1,661 GB/s   40 % of memory   1.69 × v3   712 % of PyTorch
+        v4*     9.96 µs    1,686 GB/s   41 % of memory   1.67 × v3   735 % of PyTorch
     depthwise_forward, 64×56×56×96, 7×7×96, float16
-        v4*     29.4 µs    2,622 GB/s   64 % of memory   2.22 × v3   466 % of PyTorch
+        v4*     28.6 µs    2,697 GB/s   65 % of memory   2.24 × v3   478 % of PyTorch
     depthwise_input_gradient, 64×56×56×96, 7×7×96, float16
-        v4*     29.6 µs    2,603 GB/s   63 % of memory   2.20 × v3  1154 % of PyTorch
+        v4*     28.9 µs    2,669 GB/s   64 % of memory   2.21 × v3  1169 % of PyTorch
 LAUNCH
     a persistent grid, at most a block for each multiprocessor, all of whose tiles are of the same 32 channels; tiles of
     4 · 7 (4 · 8, 4 · 4) × 32 pixels, two stages of 87 (97, 56) KB. A warpgroup carries, two multiply: a warp has four

@@ -10,17 +10,17 @@ VERSIONS
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
     depthwise_forward, 32×32×32×128, 7×7×128, float16
-        v2      21.1 µs      796 GB/s   19 % of memory   21.1 × v1   205 % of PyTorch
+        v2      20.7 µs      811 GB/s   20 % of memory   21.4 × v1   211 % of PyTorch
     depthwise_input_gradient, 32×32×32×128, 7×7×128, float16
-        v2      22.4 µs      749 GB/s   18 % of memory   21.0 × v1   321 % of PyTorch
+        v2      22.1 µs      761 GB/s   18 % of memory   21.3 × v1   332 % of PyTorch
     depthwise_weight_gradient, 32×32×32×128, 32×32×32×128, float16
-        v2      37.9 µs      444 GB/s   11 % of memory    287 × v1    89 % of PyTorch
+        v2      33.9 µs      497 GB/s   12 % of memory    313 × v1    94 % of PyTorch
     depthwise_forward, 64×56×56×96, 7×7×96, float16
-        v2       101 µs      761 GB/s   19 % of memory   135 % of PyTorch
+        v2       100 µs      770 GB/s   19 % of memory   136 % of PyTorch
     depthwise_input_gradient, 64×56×56×96, 7×7×96, float16
-        v2       104 µs      738 GB/s   18 % of memory   327 % of PyTorch
+        v2       103 µs      749 GB/s   18 % of memory   328 % of PyTorch
     depthwise_weight_gradient, 64×56×56×96, 64×56×56×96, float16
-        v2       147 µs      526 GB/s   13 % of memory    83 % of PyTorch
+        v2       142 µs      543 GB/s   13 % of memory    85 % of PyTorch
 LAUNCH
     forward and dx: a block for each tile of 16 × 16 pixels (8 × 8 of small images) and slice of 32 channels (16 in
     float32): 256 threads (128); 39 KB of shared memory for 7 × 7 taps. dweight: blocks of `kernel` warps, each with a

@@ -15,7 +15,7 @@ MEASURED
     groupnorm_forward, 32×64×64×64, 64, silu, float16
         v2      31.8 µs    1,055 GB/s   26 % of memory   4.70 × v1   337 % of PyTorch
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v2      60.6 µs      831 GB/s   20 % of memory   3.64 × v1
+        v2      57.0 µs      883 GB/s   21 % of memory   3.81 × v1
 LAUNCH
     grid (chunks, channel tiles, B), 256 threads, 4 or 8 KiB; between its passes grid (G, B), 64 threads
 DETERMINISM

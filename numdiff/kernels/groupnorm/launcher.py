@@ -22,9 +22,9 @@ MEASURED
     groupnorm_forward, 32×64×64×64, 64, silu, float16 (statistics known)
         v4*     13.9 µs    2,453 GB/s   60 % of memory   798 % of PyTorch
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v1       220 µs      228 GB/s    6 % of memory
-        v2      60.6 µs      831 GB/s   20 % of memory   3.64 × v1
-        v3*     29.4 µs    1,714 GB/s   42 % of memory   2.06 × v2
+        v1       217 µs      232 GB/s    6 % of memory
+        v2      57.0 µs      883 GB/s   21 % of memory   3.81 × v1
+        v3*     23.9 µs    2,109 GB/s   51 % of memory   2.39 × v2
 DETERMINISM
     no atomics on numbers: sums of threads, chunks, groups and samples are added in an order that the shape and the
     size of the device decide.

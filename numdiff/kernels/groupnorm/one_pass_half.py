@@ -30,7 +30,7 @@ WHAT IS NEW, AND WHY IT PAYS
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v3*     29.4 µs    1,714 GB/s   42 % of memory   2.06 × v2
+        v3*     23.9 µs    2,109 GB/s   51 % of memory   2.39 × v2
 LAUNCH
     grid (C / tile, B, blocks of a cluster); block parts · team warps, of each turn's 16 pixels one after the other for
     all parts. Dynamic shared memory: 128 bytes for each warp, 128 more for each of several parts, then the pixels. 128
