@@ -63,37 +63,57 @@ def pytest_collection(session):
                 importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc):
+    """Of a test's parameters only those that run here, in this part, become items: pytest takes a quarter of a
+    millisecond for each, and two thirds would be thrown away. One stays for pytest_collection_modifyitems to drop."""
+    calls, part = metafunc._calls, metafunc.config.option.markexpr
+    if len(calls) > 1:
+        marks = list(metafunc.definition.iter_markers())
+        metafunc._calls = [call for call in calls if runs(call.params, both := [*marks, *call.marks])
+                           and part != f"{'not ' * is_exhaustive(call.params, both)}exhaustive"] or calls[:1]
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m
 def pytest_collection_modifyitems(items):
     """What cannot run is no test; the slow ones come first, so that all workers end together."""
     kept_items = []
-    for item in filter(runs, items):
-        lacking = [name for mark in item.iter_markers("needs") for name in mark.args if not has(name)]
+    for item in items:
+        given, marks = item.callspec.params if hasattr(item, "callspec") else {}, list(item.iter_markers())
+        if not runs(given, marks):
+            continue
+        lacking = [name for mark in marks if mark.name == "needs" for name in mark.args if not has(name)]
         missing.update(lacking[:1])
         if not lacking:
             kept_items.append(item)
-        if not holds(item, "quick"):
+        if is_exhaustive(given, marks):
             item.add_marker(exhaustive)
     items[:] = sorted(kept_items, key=lambda item: not item.get_closest_marker("slow"))
 
 
-def runs(item):
+def runs(given, marks):
     """Whether a test's engine can run it: the emulator takes small shapes alone, `launch` the others, the CPU engine
-    has one version, and what else `where` says of it."""
-    given = item.callspec.params if hasattr(item, "callspec") else {}
-    engine, is_large = given.get("engine"), item.get_closest_marker("large") is not None
+    has one version, and what else `where` says of it.
+
+    given: its parameters by name; marks: all marks that it has
+    """
+    engine, is_large = given.get("engine"), any(mark.name == "large" for mark in marks)
     if engine == ("emulator" if is_large else "launch") or engine == "cpu" and given.get("version") is not None:
         return False
-    return holds(item, "where")
+    return holds(given, marks, "where")
 
 
-def holds(item, marker):
-    """Whether what the markers of this name ask is true of a test's parameters."""
-    given = item.callspec.params if hasattr(item, "callspec") else {}
-    for mark in item.iter_markers(marker):
-        names = parameters_of(mark.args[0])
-        if given.keys() >= names and not mark.args[0](**{name: given[name] for name in names}):
-            return False
+def is_exhaustive(given, marks):
+    return any(mark.name == "exhaustive" for mark in marks) or not holds(given, marks, "quick")
+
+
+def holds(given, marks, name):
+    """Whether what the marks of this name ask is true of a test's parameters."""
+    for mark in marks:
+        if mark.name == name:
+            names = parameters_of(mark.args[0])
+            if given.keys() >= names and not mark.args[0](**{name: given[name] for name in names}):
+                return False
     return True
 
 
@@ -247,7 +267,7 @@ def engine(request, monkeypatch):
 @pytest.fixture
 def rng(request):
     """Random numbers, another stream for every test, the same in every run."""
-    return np.random.default_rng(list(request.node.nodeid.encode()))
+    return np.random.default_rng(np.frombuffer(request.node.nodeid.encode(), np.uint8).astype(np.uint32))
 
 
 @pytest.fixture
