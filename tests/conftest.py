@@ -52,9 +52,16 @@ def pytest_xdist_make_scheduler(config, log):
     return WorkStealingScheduling(config, log)
 
 
+def pytest_configure(config):
+    kept.begin(config)
+
+
 def pytest_collection(session):
-    """In a clean clone pytest compiles each file of tests, which takes seconds: every other worker begins at the end,
+    """Without the garbage collector, which finds nothing in it.
+
+    In a clean clone pytest compiles each file of tests, which takes seconds: every other worker begins at the end,
     so that each finds what the other has compiled."""
+    gc.disable()
     worker = getattr(session.config, "workerinput", {}).get("workerid", "gw0")
     if int(worker.removeprefix("gw")) % 2 and session.config.args == session.config.getini("testpaths"):
         root = session.config.rootpath
@@ -126,6 +133,7 @@ def pytest_collection_finish(session):
     """What is there for good, thousands of tests among it, the garbage collector need not look at again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session):
@@ -145,7 +153,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _compile_once(request):
+def _compile_once():
     """What has been compiled to PTX is there for all tests, on all workers and in the next run."""
     compiled = ptx.PtxDevice.compile
 
@@ -155,7 +163,6 @@ def _compile_once(request):
                 return list(compiled(kernel, signature, capabilities).values())
         return dict(zip(capabilities, kept.ptx(kernel, signature, capabilities, make), strict=True))
 
-    kept.begin(request.config)
     ptx.PtxDevice.compile = staticmethod(compile_once)
     yield
     ptx.PtxDevice.compile = staticmethod(compiled)
