@@ -21,6 +21,7 @@ import sys
 
 import numpy as np
 import pytest
+from _pytest.runner import runtestprotocol
 
 import numdiff.device as device_module
 from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
@@ -134,6 +135,18 @@ def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    """A worker says of a test that and how its call ended, and of what is around that only what failed or took time:
+    five messages for each of ten thousand tests, made, sent and read, take as long as most of them do."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed or report.sections or report.duration > 0.01:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 def pytest_sessionfinish(session):
