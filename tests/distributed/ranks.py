@@ -16,9 +16,9 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.training.options import resolve
 from numdiff.training.run import train
 
-OPTIONS = {"device": "cpu", "image_size": 8, "channel_mult": (1,), "attention_resolutions": (), "batch": 4,
-           "log_every": 5, "sample_every": 0, "sample_count": 6, "sample_steps": 2, "checkpoint_every": 5, "seed": 5,
-           "lr_schedule": "constant", "warmup_steps": 2}
+OPTIONS = {"device": "cpu", "image_size": 8, "model_channels": 32, "channel_mult": (1,), "attention_resolutions": (),
+           "batch": 4, "log_every": 5, "sample_every": 0, "sample_count": 6, "sample_steps": 2, "checkpoint_every": 5,
+           "seed": 5, "lr_schedule": "constant", "warmup_steps": 2}
 
 
 def join(device):
@@ -272,7 +272,7 @@ def float8_run(folder):
     steps, runs = int((folder / "steps").read_text()), folder / "runs"
     resume = "auto" if communicator.first(runs.exists) else None
     options = {**OPTIONS, "outdir": str(runs), "steps": steps, "log_every": 1}
-    unet = "channel_mult", "attention_resolutions"
+    unet = "model_channels", "channel_mult", "attention_resolutions"
     options = {"model": "dit", "depth": 1, "hidden_size": 64, "heads": 2, "batch": 8, "learning_rate": 3e-3,
                **{name: value for name, value in options.items() if name not in unet}}
     train(resolve(options).changed(precision="fp8"), resume=resume, echo=print)
