@@ -85,7 +85,7 @@ def folder(tmp_path_factory, counts):
     """What these jobs have left: losses and states, runs and resumed runs."""
     folder = tmp_path_factory.mktemp("ranks")
     for count in counts:
-        several = ["methods", "sharded", "sharded_in_16_bits", "float8", *(["sharded_further"] if 4 in counts else [])]
+        several = ["methods", "sharded", "sharded_in_16_bits", "float8", *(["sharded_further"] if count == 4 else [])]
         tasks = ["steps", *(several if count > 1 else []), *(["runs"] if count > 1 and 4 in counts else []),
                  *(["over_hosts"] if count == 4 else [])]
         text = check_done(run(task(count, ",".join(tasks), folder)))
