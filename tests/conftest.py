@@ -21,6 +21,7 @@ import sys
 
 import numpy as np
 import pytest
+from _pytest.runner import runtestprotocol
 
 import numdiff.device as device_module
 from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
@@ -52,9 +53,16 @@ def pytest_xdist_make_scheduler(config, log):
     return WorkStealingScheduling(config, log)
 
 
+def pytest_configure(config):
+    kept.begin(config)
+
+
 def pytest_collection(session):
-    """In a clean clone pytest compiles each file of tests, which takes seconds: every other worker begins at the end,
+    """Without the garbage collector, which finds nothing in it.
+
+    In a clean clone pytest compiles each file of tests, which takes seconds: every other worker begins at the end,
     so that each finds what the other has compiled."""
+    gc.disable()
     worker = getattr(session.config, "workerinput", {}).get("workerid", "gw0")
     if int(worker.removeprefix("gw")) % 2 and session.config.args == session.config.getini("testpaths"):
         root = session.config.rootpath
@@ -63,37 +71,57 @@ def pytest_collection(session):
                 importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc):
+    """Of a test's parameters only those that run here, in this part, become items: pytest takes a quarter of a
+    millisecond for each, and two thirds would be thrown away. One stays for pytest_collection_modifyitems to drop."""
+    calls, part = metafunc._calls, metafunc.config.option.markexpr
+    if len(calls) > 1:
+        marks = list(metafunc.definition.iter_markers())
+        metafunc._calls = [call for call in calls if runs(call.params, both := [*marks, *call.marks])
+                           and part != f"{'not ' * is_exhaustive(call.params, both)}exhaustive"] or calls[:1]
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m
 def pytest_collection_modifyitems(items):
     """What cannot run is no test; the slow ones come first, so that all workers end together."""
     kept_items = []
-    for item in filter(runs, items):
-        lacking = [name for mark in item.iter_markers("needs") for name in mark.args if not has(name)]
+    for item in items:
+        given, marks = item.callspec.params if hasattr(item, "callspec") else {}, list(item.iter_markers())
+        if not runs(given, marks):
+            continue
+        lacking = [name for mark in marks if mark.name == "needs" for name in mark.args if not has(name)]
         missing.update(lacking[:1])
         if not lacking:
             kept_items.append(item)
-        if not holds(item, "quick"):
+        if is_exhaustive(given, marks):
             item.add_marker(exhaustive)
     items[:] = sorted(kept_items, key=lambda item: not item.get_closest_marker("slow"))
 
 
-def runs(item):
+def runs(given, marks):
     """Whether a test's engine can run it: the emulator takes small shapes alone, `launch` the others, the CPU engine
-    has one version, and what else `where` says of it."""
-    given = item.callspec.params if hasattr(item, "callspec") else {}
-    engine, is_large = given.get("engine"), item.get_closest_marker("large") is not None
+    has one version, and what else `where` says of it.
+
+    given: its parameters by name; marks: all marks that it has
+    """
+    engine, is_large = given.get("engine"), any(mark.name == "large" for mark in marks)
     if engine == ("emulator" if is_large else "launch") or engine == "cpu" and given.get("version") is not None:
         return False
-    return holds(item, "where")
+    return holds(given, marks, "where")
 
 
-def holds(item, marker):
-    """Whether what the markers of this name ask is true of a test's parameters."""
-    given = item.callspec.params if hasattr(item, "callspec") else {}
-    for mark in item.iter_markers(marker):
-        names = parameters_of(mark.args[0])
-        if given.keys() >= names and not mark.args[0](**{name: given[name] for name in names}):
-            return False
+def is_exhaustive(given, marks):
+    return any(mark.name == "exhaustive" for mark in marks) or not holds(given, marks, "quick")
+
+
+def holds(given, marks, name):
+    """Whether what the marks of this name ask is true of a test's parameters."""
+    for mark in marks:
+        if mark.name == name:
+            names = parameters_of(mark.args[0])
+            if given.keys() >= names and not mark.args[0](**{name: given[name] for name in names}):
+                return False
     return True
 
 
@@ -106,6 +134,19 @@ def pytest_collection_finish(session):
     """What is there for good, thousands of tests among it, the garbage collector need not look at again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    """A worker says of a test that and how its call ended, and of what is around that only what failed or took time:
+    five messages for each of ten thousand tests, made, sent and read, take as long as most of them do."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed or report.sections or report.duration > 0.01:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 def pytest_sessionfinish(session):
@@ -125,7 +166,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _compile_once(request):
+def _compile_once():
     """What has been compiled to PTX is there for all tests, on all workers and in the next run."""
     compiled = ptx.PtxDevice.compile
 
@@ -135,7 +176,6 @@ def _compile_once(request):
                 return list(compiled(kernel, signature, capabilities).values())
         return dict(zip(capabilities, kept.ptx(kernel, signature, capabilities, make), strict=True))
 
-    kept.begin(request.config)
     ptx.PtxDevice.compile = staticmethod(compile_once)
     yield
     ptx.PtxDevice.compile = staticmethod(compiled)
@@ -247,7 +287,7 @@ def engine(request, monkeypatch):
 @pytest.fixture
 def rng(request):
     """Random numbers, another stream for every test, the same in every run."""
-    return np.random.default_rng(list(request.node.nodeid.encode()))
+    return np.random.default_rng(np.frombuffer(request.node.nodeid.encode(), np.uint8).astype(np.uint32))
 
 
 @pytest.fixture

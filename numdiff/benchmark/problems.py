@@ -5,6 +5,7 @@ The shapes are a model's: of the UNet that `numdiff train unet` makes (batch 32,
 those of its problems (tests/kernels/write_figures.py writes it).
 """
 import dataclasses
+import functools
 import inspect
 import warnings
 from typing import NamedTuple
@@ -227,6 +228,7 @@ def numbered(arguments):
     return {name: one(value) for name, value in arguments.items()}
 
 
+@functools.cache
 def problems():
     """[Problem] of all files, in the order of their README."""
     rng = np.random.default_rng(0)

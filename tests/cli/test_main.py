@@ -248,7 +248,8 @@ def test_no_gpu(monkeypatch):
     assert "--device cuda: no GPU can be used (there is none); use --device cpu." in result.output
 
 
-SMALL = ("--device", "cpu", "--preset", "tiny", "--size", 16, "--batch", 2, "--sample-count", 2, "--sample-steps", 2)
+SMALL = ("--device", "cpu", "--preset", "tiny", "--size", 16, "--model-channels", 32, "--batch", 2, "--sample-count", 2,
+         "--sample-steps", 2)
 
 
 def test_train_resume_sample(tmp_path, monkeypatch):

@@ -85,7 +85,7 @@ def folder(tmp_path_factory, counts):
     """What these jobs have left: losses and states, runs and resumed runs."""
     folder = tmp_path_factory.mktemp("ranks")
     for count in counts:
-        several = ["methods", "sharded", "sharded_in_16_bits", "float8", *(["sharded_further"] if 4 in counts else [])]
+        several = ["methods", "sharded", "sharded_in_16_bits", "float8", *(["sharded_further"] if count == 4 else [])]
         tasks = ["steps", *(several if count > 1 else []), *(["runs"] if count > 1 and 4 in counts else []),
                  *(["over_hosts"] if count == 4 else [])]
         text = check_done(run(task(count, ",".join(tasks), folder)))
@@ -200,7 +200,7 @@ def test_a_run_in_float8_goes_on_on_other_numbers_of_ranks(tmp_path):
     ranks.same_scales(parts, whole)
 
 
-MODELS = {"unet": ["--channel-mult", "1,2", "--attention-resolutions", "4"],
+MODELS = {"unet": ["--model-channels", "32", "--channel-mult", "1,2", "--attention-resolutions", "4"],
           "dit": ["--model", "DiT-Tiny", "--depth", "2", "--hidden-size", "64", "--heads", "2"]}
 DRAWN_TIMES = "--path", "linear", "--prediction", "x_0", "--loss", "flow", "--time-sampling", "logit-normal"
 
@@ -425,8 +425,8 @@ def test_a_stopped_rank_ends_the_job_and_every_other_says_for_whom_it_waits(tmp_
     check_stopped(tmp_path, stop(tmp_path, 4, victim), 4, victim)
 
 
-SMALL = ["train", "unet", "--device", "cpu", "--image-size", "16", "--channel-mult", "1,2", "--attention-resolutions",
-         "8", "--steps", "2", "--outdir"]
+SMALL = ["train", "unet", "--device", "cpu", "--image-size", "16", "--model-channels", "32", "--channel-mult", "1,2",
+         "--attention-resolutions", "8", "--steps", "2", "--outdir"]
 
 
 @needs("mpi")

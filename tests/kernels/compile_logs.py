@@ -53,7 +53,7 @@ def name_of(kernel):
 def launches():
     """{name: (kernel, {types of its arguments: None, …})} of all kernels that the check's cases launch.
 
-    Nothing runs and nothing is compiled: it takes a fifth of a second.
+    Nothing runs and nothing is compiled.
     """
     found = {}
     for case in CASES:
@@ -105,14 +105,31 @@ def covering(names):
     return sorted(chosen)
 
 
+def one_of_each_source():
+    """The names of kernels no two of which come from the same lines."""
+    return list({kernel.py_func.__code__.co_code + repr((kernel.py_func.__code__.co_filename,
+                                                         kernel.py_func.__code__.co_firstlineno)).encode(): name
+                 for name, (kernel, _) in reversed(kernels().items())}.values())[::-1]
+
+
 @functools.cache
-def left_out():
-    """Names of the kernels that `covering` leaves out."""
-    return kernels().keys() - set(covering(kernels()))
+def names_of_tests():
+    """{what tests are made of: [name of a kernel, …]}. Within tests it is kept, as every worker asks for it, and that
+    takes two seconds."""
+    return kept.said(lambda: {
+        "a variant of each": [
+            name for name in one_of_each_source() if name not in tensor_core_kernels() and not name.startswith((
+                "attention.", "groupnorm.clusters", "groupnorm.one_pass", "conv2d.tf32.", "conv2d.im2win."))],
+        "variants": covering(kernels()),
+        "logs": [*covering(tensor_core_kernels()), *widest_in_registers()],
+        "left out": sorted(kernels().keys() - set(covering(kernels()))),
+        "tf32": [name for name in tensor_core_kernels() if "_tf32_" in name],
+    }, kept.whole_package(), pathlib.Path(__file__).read_text())
 
 
 def is_left_out(kernel):
-    return name_of(kernel) in left_out()
+    """Whether `covering` leaves a kernel out."""
+    return name_of(kernel) in names_of_tests()["left out"]
 
 
 def words_of(name):

@@ -13,28 +13,18 @@ from numdiff.kernels import check
 from tests.conftest import exhaustive, needs
 from tests.kernels.compile_logs import (
     compile_log,
-    covering,
     kernels,
+    names_of_tests,
     tensor_core_kernels,
     uses_tensor_cores,
-    widest_in_registers,
 )
-
-
-def one_of_each_source():
-    """The names of kernels no two of which come from the same lines."""
-    return list({kernel.py_func.__code__.co_code + repr((kernel.py_func.__code__.co_filename,
-                                                         kernel.py_func.__code__.co_firstlineno)).encode(): name
-                 for name, (kernel, _) in reversed(kernels().items())}.values())[::-1]
 
 
 def check_text(text):
     assert ".entry" in text and not re.search(r"\.f64|\.extern .*__half", text)
 
 
-@pytest.mark.parametrize("name", [
-    name for name in one_of_each_source() if name not in tensor_core_kernels() and not name.startswith((
-        "attention.", "groupnorm.clusters", "groupnorm.one_pass", "conv2d.tf32.", "conv2d.im2win."))])
+@pytest.mark.parametrize("name", names_of_tests()["a variant of each"])
 def test_a_variant_of_each_kernel_compiles(name):
     """…for an H100, without float64. Those that are left out take four times as long as all others."""
     kernel, signature = kernels()[name]
@@ -43,7 +33,7 @@ def test_a_variant_of_each_kernel_compiles(name):
 
 
 @exhaustive
-@pytest.mark.parametrize("name", covering(kernels()))
+@pytest.mark.parametrize("name", names_of_tests()["variants"])
 def test_variants_compile_for_every_capability(name):
     """…of a text so many that each two constants are together; `numdiff kernels check --device ptx` has all."""
     kernel, signature = kernels()[name]
@@ -56,7 +46,7 @@ def test_variants_compile_for_every_capability(name):
 
 @needs("ptxas")
 @exhaustive
-@pytest.mark.parametrize("name", [*covering(tensor_core_kernels()), *widest_in_registers()])
+@pytest.mark.parametrize("name", names_of_tests()["logs"])
 def test_no_spills_and_no_advisories(name):
     logs = compile_log(name)
     assert logs and all(registers for _, registers, _ in logs) and not any(wrong for *_, wrong in logs), logs

@@ -16,7 +16,7 @@ from numdiff.kernels.conv2d.tf32 import launcher as conv2d_tf32
 from numdiff.kernels.linear import linear_backward, linear_forward
 from numdiff.kernels.matmul import launcher, tf32
 from tests.conftest import exhaustive, exhaustively, large, on, quick, relative_error, shapes, where
-from tests.kernels.compile_logs import ptx_of, tensor_core_kernels
+from tests.kernels.compile_logs import names_of_tests, ptx_of
 
 TOLERANCE = 5e-4
 FEW = 2e-3  # for a handful of numbers, one of which may be a small difference of large products
@@ -345,7 +345,7 @@ def test_choices_fill_a_gpu():
 
 
 @exhaustive
-@pytest.mark.parametrize("name", [name for name in tensor_core_kernels() if "_tf32_" in name])
+@pytest.mark.parametrize("name", names_of_tests()["tf32"])
 def test_the_instruction(name):
     """…is the tf32 one; what ptxas says of it, and that no float64 crept in: test_compile_logs.py."""
     for text in ptx_of(name).values():

@@ -25,9 +25,9 @@ from numdiff.training.run import train
 from numdiff_cli.main import main
 from tests.conftest import exhaustive, exhaustively, needs
 
-SMALL = {"device": "cpu", "image_size": 8, "channel_mult": (1,), "attention_resolutions": (), "num_res_blocks": 1,
-         "batch": 4, "log_every": 2, "sample_every": 0, "sample_count": 4, "sample_steps": 2, "checkpoint_every": 3,
-         "seed": 5}
+SMALL = {"device": "cpu", "image_size": 8, "model_channels": 32, "channel_mult": (1,), "attention_resolutions": (),
+         "num_res_blocks": 1, "batch": 4, "log_every": 2, "sample_every": 0, "sample_count": 4, "sample_steps": 2,
+         "checkpoint_every": 3, "seed": 5}
 
 
 def run(outdir, steps, resume=None, new_data=False, **more):
@@ -76,6 +76,7 @@ def test_a_run_says_and_keeps_its_precision(tmp_path):
     assert json.loads((folder / "options.json").read_text())["precision"] == "fp32"
 
 
+@pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("objective", [
     pytest.param({"path": "linear", "prediction": "x_0", "loss": "flow", "time_sampling": "logit-normal",
                   "sampler": "heun"}, id="flow"),
@@ -141,6 +142,7 @@ def test_a_run_goes_on_with_the_objective_and_the_seed_that_it_was_trained_with(
             run(tmp_path, 3, resume=str(folder), **change)
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_run_goes_on_with_its_own_data_or_with_other_on_purpose(tmp_path):
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (40, 8, 8, 3), np.uint8), np.arange(40) % 2
@@ -225,9 +227,9 @@ def test_a_stop_is_seen_between_the_evaluations_of_a_grid(tmp_path, monkeypatch)
 
 def command(outdir, *more):
     return [sys.executable, "-c", "from numdiff_cli.main import main; main()", "train", "unet", "--device", "cpu",
-            "--image-size", "8", "--channel-mult", "1", "--attention-resolutions", "none", "--num-res-blocks", "1",
-            "--batch", "4", "--log-every", "1", "--sample-every", "0", "--sample-count", "0", "--checkpoint-every", "2",
-            "--outdir", str(outdir), *more]
+            "--image-size", "8", "--model-channels", "32", "--channel-mult", "1", "--attention-resolutions", "none",
+            "--num-res-blocks", "1", "--batch", "4", "--log-every", "1", "--sample-every", "0", "--sample-count", "0",
+            "--checkpoint-every", "2", "--outdir", str(outdir), *more]
 
 
 def start(outdir, *more, after, nohup=False, stderr=subprocess.STDOUT):
@@ -352,6 +354,7 @@ def test_weights_that_overflow_are_never_saved_and_are_told_in_one_sentence(tmp_
     assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_grids_are_drawn_with_guidance(tmp_path, monkeypatch):
     from numdiff.training import previews
     asked = []
