@@ -90,11 +90,8 @@ def covering(names):
     A kernel's name has its constants: tile, order, epilogue, type. A text that compiles, and keeps to its
     registers, with each two of them is taken to do so with three. The widest come first. The command has all.
     """
-    texts, chosen, known = {}, [], {**kernels_in_registers(), **kernels()}
-    for name in sorted(names, key=numbered, reverse=True):
-        code = known[name][0].py_func.__code__
-        texts.setdefault((code.co_filename, code.co_firstlineno), []).append(name)
-    for variants in texts.values():
+    chosen = []
+    for variants in by_text(names):
         pairs = {name: set(itertools.combinations(sorted(words_of(name)), 2)) for name in variants}
         left = set().union(*pairs.values())
         while left:
@@ -102,6 +99,28 @@ def covering(names):
             left -= pairs[name]
             chosen.append(name)
     return sorted(chosen)
+
+
+def widest(names):
+    """Of names of kernels the widest variant of each text that has a constant, for each constant: it keeps most in
+    registers. The command has all."""
+    chosen = set()
+    for variants in by_text(names):
+        found = {}
+        for name in variants:
+            for word in words_of(name):
+                found.setdefault(word, name)
+        chosen |= set(found.values())
+    return sorted(chosen)
+
+
+def by_text(names):
+    """Lists of names of kernels that come from the same lines, the widest first."""
+    texts, known = {}, {**kernels_in_registers(), **kernels()}
+    for name in sorted(names, key=numbered, reverse=True):
+        code = known[name][0].py_func.__code__
+        texts.setdefault((code.co_filename, code.co_firstlineno), []).append(name)
+    return texts.values()
 
 
 @functools.cache

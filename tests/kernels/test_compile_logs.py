@@ -17,6 +17,7 @@ from tests.kernels.compile_logs import (
     kernels,
     tensor_core_kernels,
     uses_tensor_cores,
+    widest,
     widest_in_registers,
 )
 
@@ -60,7 +61,7 @@ def test_variants_compile_for_every_capability(name):
 
 @needs("ptxas")
 @exhaustive
-@pytest.mark.parametrize("name", [*covering(tensor_core_kernels()), *widest_in_registers()])
+@pytest.mark.parametrize("name", [*widest(tensor_core_kernels()), *widest_in_registers()])
 def test_no_spills_and_no_advisories(name):
     logs = compile_log(name)
     assert logs and all(registers for _, registers, _ in logs) and not any(wrong for *_, wrong in logs), logs
