@@ -27,6 +27,7 @@ from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
 from numdiff.device.quick_types import quick_types
 from tests import kept
 from tests.distributed.hosts import can_make_hosts
+from tests.kernels import covered
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
 NEEDS = {  # what a test may need: (whether it is there, how to get it)
@@ -72,7 +73,7 @@ def pytest_collection_modifyitems(items):
         missing.update(lacking[:1])
         if not lacking:
             kept_items.append(item)
-        if not holds(item, "quick"):
+        if item.nodeid in covered.listed() or not holds(item, "quick"):
             item.add_marker(exhaustive)
     items[:] = sorted(kept_items, key=lambda item: not item.get_closest_marker("slow"))
 
