@@ -31,6 +31,7 @@ NOT_YET = {
 }
 
 
+@functools.cache
 def docstring(module):
     return ast.get_docstring(ast.parse(file_of(module).read_text(encoding="utf-8")), clean=False)
 
