@@ -3,8 +3,9 @@
     pytest -n 0 -p tests.kernels.covered tests/kernels -k "emulator or passes"        writes covered.txt anew
 
 That takes half an hour. It notes for each test in the emulator which statements of numdiff.kernels it reaches, which
-arms of their conditions, and whether their loops turn not at all, once, twice or more often. Of all tests it chooses
-those that together reach what all do in the least time, always the one that adds most in a second: each statement,
+arms of their conditions, whether their loops turn not at all, once, twice or more often, which integers that they
+assign or are given are 0 and which are not, and in which directions a grid has several blocks. Of all tests it chooses
+those that together show what all do in the least time, always the one that adds most in a second: each statement,
 version and source of a kernel among the cases of `numdiff kernels check`, the rest anywhere. Of what is left it names
 the tests that take LONG, but of each test function one stays.
 """
@@ -18,7 +19,7 @@ import time
 
 import pytest
 
-LONG = 0.15  # seconds
+LONG = 0.1  # seconds
 SHORT = 0.004  # what a test takes at least, as it is chosen
 PATH = pathlib.Path(__file__).with_suffix(".txt")
 CASES = "tests/kernels/test_check.py::test_every_kernel_passes"
@@ -51,9 +52,24 @@ def turns(place, values):
     places.add((*place, min(count, 3)))
 
 
+def note_numbers(place, numbers):
+    """Notes which of these numbers, as far as they are integers, are 0 and which are not."""
+    from numdiff.emulator.values import INTEGERS
+    places.update((*place, i, n != 0) for i, n in enumerate(numbers) if n.__class__ in INTEGERS)
+
+
+def flat(arguments):
+    for argument in arguments:
+        if isinstance(argument, (tuple, list)):
+            yield from flat(argument)
+        else:
+            yield argument
+
+
 def pytest_configure(config):
-    """The emulator's functions call `places.add` before each statement and in each arm, and loops go over `turns`."""
-    from numdiff.emulator.launch import Emulator
+    """The emulator's functions call `places.add` before each statement and in each arm, and `note_numbers` after each
+    assignment; loops go over `turns`."""
+    from numdiff.emulator.launch import Emulator, in_three
     from tests.kernels import statements
 
     class Probes(statements.Probes):
@@ -62,6 +78,15 @@ def pytest_configure(config):
             place = ast.Constant((self.path, node.lineno, node.col_offset, "turns"))
             node.iter = ast.copy_location(ast.Call(ast.Name("__turns", ast.Load()), [place, node.iter], []), node.iter)
             return node
+
+        def visit_Assign(self, node):
+            self.generic_visit(node)
+            names = [each.id for target in node.targets for each in getattr(target, "elts", [target])
+                     if isinstance(each, ast.Name)]
+            place = ast.Constant((self.path, node.lineno, node.col_offset, "numbers"))
+            numbers = ast.Tuple([ast.Name(name, ast.Load()) for name in names], ast.Load())
+            call = ast.Call(ast.Name("__numbers", ast.Load()), [place, numbers], [])
+            return [node, ast.copy_location(ast.Expr(ast.copy_location(call, node)), node)] if names else node
 
         def visit_If(self, node):
             has_else = bool(node.orelse)
@@ -74,12 +99,16 @@ def pytest_configure(config):
 
     helpers, launch = Emulator._helpers, Emulator.launch
 
-    def noted(self, kernel, *arguments, **named):
+    def noted(self, kernel, grid, block, *arguments, **named):
         code = getattr(kernel, "py_func", kernel).__code__
-        launched.add((code.co_filename, code.co_firstlineno))
-        return launch(self, kernel, *arguments, **named)
+        place = code.co_filename, code.co_firstlineno
+        launched.add(place)
+        places.update(("grid", *place, i, n > 1) for i, n in enumerate(in_three(grid)))
+        note_numbers(("given", *place), flat(arguments))
+        return launch(self, kernel, grid, block, *arguments, **named)
 
-    Emulator._helpers = lambda self: {**helpers(self), "__reached": places.add, "__turns": turns}
+    Emulator._helpers = lambda self: {**helpers(self), "__reached": places.add, "__turns": turns,
+                                      "__numbers": note_numbers}
     Emulator.launch = noted
     statements.Probes = Probes
     config.stack = statements.probed(places.add)
