@@ -3,11 +3,11 @@
     pytest -n 0 -p tests.kernels.covered tests/kernels -k "emulator or passes"        writes covered.txt anew
 
 That takes half an hour. It notes for each test in the emulator which statements of numdiff.kernels it reaches, which
-arms of their conditions, whether their loops turn not at all, once, twice or more often, which integers that they
-assign or are given are 0 and which are not, and in which directions a grid has several blocks. Of all tests it chooses
-those that together show what all do in the least time, always the one that adds most in a second: each statement,
-version and source of a kernel among the cases of `numdiff kernels check`, the rest anywhere. Of what is left it names
-the tests that take LONG, but of each test function one stays.
+arms of their conditions, whether their loops turn not at all, once, twice or more often, whether integers that they
+assign or are given are negative, 0, 1 or more, and in which directions a grid has several blocks. Of all tests it
+chooses those that together show what all do in the least time, always the one that adds most in a second: each
+statement, version and source of a kernel among the cases of `numdiff kernels check`, the rest anywhere. Of what is left
+it names the tests that take LONG, but of each test function one stays.
 """
 import ast
 import collections
@@ -53,9 +53,9 @@ def turns(place, values):
 
 
 def note_numbers(place, numbers):
-    """Notes which of these numbers, as far as they are integers, are 0 and which are not."""
+    """Notes of these numbers, as far as they are integers, whether they are negative, 0, 1 or more."""
     from numdiff.emulator.values import INTEGERS
-    places.update((*place, i, n != 0) for i, n in enumerate(numbers) if n.__class__ in INTEGERS)
+    places.update((*place, i, min(max(int(n), -1), 2)) for i, n in enumerate(numbers) if n.__class__ in INTEGERS)
 
 
 def flat(arguments):
