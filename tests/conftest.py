@@ -28,6 +28,7 @@ from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
 from numdiff.device.quick_types import quick_types
 from tests import kept
 from tests.distributed.hosts import can_make_hosts
+from tests.kernels import covered
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
 NEEDS = {  # what a test may need: (whether it is there, how to get it)
@@ -76,10 +77,14 @@ def pytest_generate_tests(metafunc):
     """Of a test's parameters only those that run here, in this part, become items: pytest takes a quarter of a
     millisecond for each, and two thirds would be thrown away. One stays for pytest_collection_modifyitems to drop."""
     calls, part = metafunc._calls, metafunc.config.option.markexpr
+
+    def is_here(call):
+        marks, name = [*common, *call.marks], f"{metafunc.definition.nodeid}[{call.id}]"
+        return runs(call.params, marks) and part != f"{'not ' * is_exhaustive(name, call.params, marks)}exhaustive"
+
     if len(calls) > 1:
-        marks = list(metafunc.definition.iter_markers())
-        metafunc._calls = [call for call in calls if runs(call.params, both := [*marks, *call.marks])
-                           and part != f"{'not ' * is_exhaustive(call.params, both)}exhaustive"] or calls[:1]
+        common = list(metafunc.definition.iter_markers())
+        metafunc._calls = [call for call in calls if is_here(call)] or calls[:1]
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m
@@ -94,7 +99,7 @@ def pytest_collection_modifyitems(items):
         missing.update(lacking[:1])
         if not lacking:
             kept_items.append(item)
-        if is_exhaustive(given, marks):
+        if is_exhaustive(item.nodeid, given, marks):
             item.add_marker(exhaustive)
     items[:] = sorted(kept_items, key=lambda item: not item.get_closest_marker("slow"))
 
@@ -111,8 +116,9 @@ def runs(given, marks):
     return holds(given, marks, "where")
 
 
-def is_exhaustive(given, marks):
-    return any(mark.name == "exhaustive" for mark in marks) or not holds(given, marks, "quick")
+def is_exhaustive(name, given, marks):
+    return (name in covered.listed() or any(mark.name == "exhaustive" for mark in marks)
+            or not holds(given, marks, "quick"))
 
 
 def holds(given, marks, name):

@@ -78,7 +78,7 @@ from numdiff.kernels.reduce import column_sum, column_sum_cost
 from numdiff.kernels.second_pass import Sum, add_parts, add_parts_cost
 from numdiff.kernels.softmax import softmax_backward, softmax_backward_cost, softmax_forward, softmax_forward_cost
 from numdiff.kernels.transformer import adaln, bias_gelu, chunk, gate, gate_adaln, patchify, qk_norm_rope, swiglu
-from tests.conftest import exhaustive, quick
+from tests.conftest import exhaustive, exhaustively, quick
 from tests.emulator import kernels_mma
 
 float16, float32, float64 = np.float16, np.float32, np.float64
@@ -538,9 +538,9 @@ def test_costs_of_a_matmul_of_two_arrays():
     def pair(u):
         return Pair(half(u, rows, 64), half(u, rows, K - 64))
 
-    forward = Counted(lambda u: matmul_pair_forward(pair(u), half(u, N, K))).total
+    forward = Counted(lambda u: matmul_pair_forward(pair(u), half(u, N // 2, K))).total
     gradient = Counted(lambda u: matmul_pair_gradient(half(u, rows, N), pair(u), u(N, K))).total
-    assert forward.tensor_flops == matmul_pair_forward_cost(rows, N, K)[1]
+    assert forward.tensor_flops == matmul_pair_forward_cost(rows, N // 2, K)[1]
     assert gradient.tensor_flops == matmul_pair_gradient_cost(rows, N, K)[1]
 
 
@@ -671,7 +671,7 @@ def test_reduce_costs():
     assert t.conflicts == 0
 
 
-@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("silu", [*exhaustively(False), True])
 def test_groupnorm_costs(silu):
     """Version 3, whose cost the functions give. Beside x and y it moves weights and statistics: at these 32 pixels up
     to a tenth of it, at the model's 4096 nothing to speak of. Version 2 reads what it reads twice."""
@@ -1022,7 +1022,7 @@ def test_linear_backward_cost(accumulate):
     assert t.total_flops >= flops
 
 
-@pytest.mark.parametrize("order", ["legacy", "new"])
+@pytest.mark.parametrize("order", [*exhaustively("legacy"), "new"])
 def test_attention_costs(order):
     """The traffic is met exactly. Of FLOPs a 64 × 64 tile is computed whole, though it is 5 × 5 or 5 × 4 here."""
     T, channels, heads = 5, 4, 1
@@ -1044,7 +1044,7 @@ def test_attention_backward_cost():
     assert 0 <= t.total_flops - 4 * whole - 5 * heads * T * T <= 16 * heads * T * 64
 
 
-@pytest.mark.parametrize("size, c, n, stride", [(3, 8, 20, 1), (4, 3, 19, 1), (5, 4, 8, 2)])
+@pytest.mark.parametrize("size, c, n, stride", [*exhaustively((3, 8, 20, 1), (4, 3, 19, 1)), (5, 4, 8, 2)])
 def test_convolution_costs(size, c, n, stride):
     """Version 1 leaves out the products with padding, which the cost counts as everyone does: each is accounted."""
     out = -(-size // stride)

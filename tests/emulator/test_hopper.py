@@ -203,7 +203,7 @@ def run_conv(order, checks):
 
 def test_the_gemm_gives_the_same_right_bits_in_each_order():
     (first, want), *others = [run_gemm(hopper_gemm.make_gemm, 256, 256, 256, 256, 4, order=order, checks=checks)
-                              for order, checks in (("forward", True), ("reversed", False), ("shuffled", True))]
+                              for order, checks in (("reversed", False), ("shuffled", True))]
     assert relative_error(first, want) < 2e-3
     for other, _ in others:
         assert np.array_equal(other, first)

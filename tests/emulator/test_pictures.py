@@ -15,6 +15,7 @@ from numdiff.device.tma import tma_load_2d, tma_load_3d
 from numdiff.dtypes import bfloat16
 from numdiff.emulator import fragments, pictures
 from numdiff.emulator.drawing import COLOURS, FAULT, Picture
+from tests.conftest import exhaustively
 from tests.emulator.kernels_mma import THREADS, TILE, matmul_mma_kernel
 
 float16, uint32 = np.float16, np.uint32
@@ -97,7 +98,7 @@ def test_ldmatrix():
     assert "(3, 1) is in lane 5, r0.1" in transposed and "(2, 1) is in lane 5, r0.0" in transposed
 
 
-@pytest.mark.parametrize("dtype", [float16, bfloat16])
+@pytest.mark.parametrize("dtype", [float16, *exhaustively(bfloat16)])
 def test_numbers_of_a_product_are_those_of_the_run(dtype):
     rng = np.random.default_rng(1)
     a, b = (rng.integers(-9, 10, (TILE, TILE)).astype(dtype) for _ in "ab")

@@ -45,7 +45,7 @@ from numdiff.device.tensor_core import (
 )
 from numdiff.emulator import Emulator, KernelFault, fragments
 from numdiff.emulator.counts import Recorder
-from tests.conftest import exhaustive, needs, relative_error
+from tests.conftest import exhaustive, exhaustively, needs, relative_error
 from tests.emulator import kernels_mma
 from tests.kernels.compile_logs import architecture, assemble
 
@@ -487,15 +487,15 @@ def run_gemm(kernel, arguments, grid, **options):
 
 
 def test_gemm_gives_the_same_bits_in_each_order(rng):
-    arguments, grid = gemm_arguments(rng, 64, 64, 128)
-    results = [run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, order=order) for order in ORDERS]
+    arguments, grid = gemm_arguments(rng, 64, 64, 64)
+    results = [run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, order=order) for order in ORDERS[1:]]
     results.append(run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, checks=False))
     assert relative_error(results[0], arguments[0].astype(float) @ arguments[1].astype(float).T) < 2e-3
     for result in results[1:]:
         assert np.array_equal(result, results[0])
 
 
-@MODES
+@pytest.mark.parametrize("checks", [True, *exhaustively(False)], ids=["checked", "unchecked"])
 def test_gemm_fills_edges_with_zeros(rng, checks):
     arguments, grid = gemm_arguments(rng, 24, 40, 200)  # four tiles: a stage is used again
     result = run_gemm(kernels_mma.matmul_mma_kernel, arguments, grid, checks=checks)

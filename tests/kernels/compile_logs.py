@@ -29,6 +29,10 @@ IN_REGISTERS = ("groupnorm.clusters.", "groupnorm.one_pass", "layernorm.", "rmsn
                 "optimizer.power_ema.", "transformer.adaln.", "transformer.gate_adaln.", "transformer.qk_norm_rope.",
                 "transformer.swiglu.")
 ORDERS = {"nn", "nt", "tn", "tt"}  # words of kernels' names, as `covering` reads them
+# files whose kernels take most of the time: they are unrolled, or many
+LONG = ("attention.", "conv2d.im2win.", "conv2d.implicit", "conv2d.tf32.", "fuse.chain.", "groupnorm.", "layernorm.",
+        "linear_group.", "matmul.register_tiles.", "matmul.vectorised.", "quantise.", "rmsnorm.", "transformer.adaln.",
+        "transformer.gate", "transformer.qk_norm_rope.")
 SWITCHES = {"bf16", "pair", "promoted", "eight", "rms", "weighted", "unshifted", "gate"}
 CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
@@ -91,11 +95,8 @@ def covering(names):
     A kernel's name has its constants: tile, order, epilogue, type. A text that compiles, and keeps to its
     registers, with each two of them is taken to do so with three. The widest come first. The command has all.
     """
-    texts, chosen, known = {}, [], {**kernels_in_registers(), **kernels()}
-    for name in sorted(names, key=numbered, reverse=True):
-        code = known[name][0].py_func.__code__
-        texts.setdefault((code.co_filename, code.co_firstlineno), []).append(name)
-    for variants in texts.values():
+    chosen = []
+    for variants in by_text(names):
         pairs = {name: set(itertools.combinations(sorted(words_of(name)), 2)) for name in variants}
         left = set().union(*pairs.values())
         while left:
@@ -112,16 +113,37 @@ def one_of_each_source():
                  for name, (kernel, _) in reversed(kernels().items())}.values())[::-1]
 
 
+def widest(names):
+    """Of names of kernels the widest variant of each text that has a constant, for each constant: it keeps most in
+    registers. The command has all."""
+    chosen = set()
+    for variants in by_text(names):
+        found = {}
+        for name in variants:
+            for word in words_of(name):
+                found.setdefault(word, name)
+        chosen |= set(found.values())
+    return sorted(chosen)
+
+
+def by_text(names):
+    """Lists of names of kernels that come from the same lines, the widest first."""
+    texts, known = {}, {**kernels_in_registers(), **kernels()}
+    for name in sorted(names, key=numbered, reverse=True):
+        code = known[name][0].py_func.__code__
+        texts.setdefault((code.co_filename, code.co_firstlineno), []).append(name)
+    return texts.values()
+
+
 @functools.cache
 def names_of_tests():
     """{what tests are made of: [name of a kernel, …]}. Within tests it is kept, as every worker asks for it, and that
     takes two seconds."""
     return kept.said(lambda: {
         "a variant of each": [
-            name for name in one_of_each_source() if name not in tensor_core_kernels() and not name.startswith((
-                "attention.", "groupnorm.clusters", "groupnorm.one_pass", "conv2d.tf32.", "conv2d.im2win."))],
+            name for name in one_of_each_source() if name not in tensor_core_kernels() and not name.startswith(LONG)],
         "variants": covering(kernels()),
-        "logs": [*covering(tensor_core_kernels()), *widest_in_registers()],
+        "logs": [*widest(tensor_core_kernels()), *widest_in_registers()],
         "left out": sorted(kernels().keys() - set(covering(kernels()))),
         "tf32": [name for name in tensor_core_kernels() if "_tf32_" in name],
     }, kept.whole_package(), pathlib.Path(__file__).read_text())

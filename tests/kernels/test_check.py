@@ -19,6 +19,7 @@ from numdiff.kernels.check.run import run_once
 from numdiff_cli.main import main
 from tests import kept
 from tests.conftest import exhaustively, where
+from tests.kernels.covered import is_covered
 
 
 class Names(EmulatorDevice):
@@ -126,9 +127,8 @@ ALONE = re.compile("|".join((
     r"conv2d_weight_gradient: float16, tile of 32, (256 pixels, 1 parts|64 pixels, 4 parts), . blocks a cluster vNone",
     r"matmul_symmetric: float16, xᵀ·x, tile 128 vNone")))
 
-# of those, cases that the exhaustive part runs in one order only: others have what two orders could tell apart
-ONCE = re.compile(r"sla(_backward)?: (float16, .*(HS 8|HS 72|T 130|share 1|T 65, .* v3).*|bfloat16, .*)|"
-                  r"sla: new, HS 72, .* v1")
+# cases that run in one order only: they are long, and others have what two orders could tell apart
+ONCE = re.compile(r"(sla|flash_attention|linear_stack|conv2d_level|matmul_level|depthwise)\w*: .*")
 # …and cases that are compiled (test_compile_logs.py), not run: an order takes up to 20 s, and only constants differ
 COMPILED = re.compile(r"sla(_backward)?: (new, HS (32|64), .* v1|float16, new, HS 64, .*|float16, .*HS 72.* v3)|"
                       r"sla_backward: float16, .*T 130, share 0.7 v2|"  # their lists in another order are run
@@ -140,17 +140,17 @@ def is_named(pattern, case, version):
 
 
 def repeats(case, version):
-    return is_named(REPEATED, case, version) and not is_named(ALONE, case, version)
+    return is_covered(checking.Outcome(case, version).name) or is_named(REPEATED, case, version) and not is_named(
+        ALONE, case, version)
 
 
 def runs(case, version, order):
     """Whether a test is there for a case in this thread order."""
     if is_named(COMPILED, case, version):
         return False
-    if order == "shuffled":
-        return not repeats(case, version)
-    once = repeats(case, version) or is_named(ONCE, case, version)  # another case has the text in two orders
-    return once == (order == "reversed")
+    if repeats(case, version):
+        return order == "reversed"  # another case has the text in two orders
+    return order == "shuffled" or order == "forward" and not is_named(ONCE, case, version)
 
 
 def bits_of(results):

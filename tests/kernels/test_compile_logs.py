@@ -26,7 +26,7 @@ def check_text(text):
 
 @pytest.mark.parametrize("name", names_of_tests()["a variant of each"])
 def test_a_variant_of_each_kernel_compiles(name):
-    """…for an H100, without float64. Those that are left out take four times as long as all others."""
+    """…for an H100, without float64; of LONG the exhaustive part."""
     kernel, signature = kernels()[name]
     (text,) = PtxDevice.compile(kernel, signature, CAPABILITIES[-1:]).values()
     check_text(text)

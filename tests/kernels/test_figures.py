@@ -26,6 +26,7 @@ LINE = re.compile(r"        (?:v\d+\*?|\*) +[\d,.]+ µs +[\d,.e-]+ (?:TFLOP/s|GB
 NOT_YET = {}
 
 
+@functools.cache
 def docstring(module):
     return ast.get_docstring(ast.parse(file_of(module).read_text(encoding="utf-8")), clean=False)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numdiff.device import download, upload
-from numdiff.device.emulator import get_emulator
+from numdiff.device.emulator import EmulatorDevice, get_emulator
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels import linear
 from numdiff.nn import AdamW, DiT, Tape, Tensor
@@ -292,8 +292,10 @@ def test_the_names_are_those_of_the_options_and_flops_are_counted_once():
 
 
 def test_one_product_conditions_all_blocks_or_a_run_of_them():
+    device = EmulatorDevice(float64=False)
+    device.launch = lambda *_: None
     model = DiT(image_size=8, in_channels=4, patch_size=2, hidden_size=64, depth=6, num_heads=2, num_classes=None,
-                device=get_emulator(float64=False), seed=None)
+                device=device, seed=None)
     assert model.conditioning_columns() == ([384] * 6 + [128], np.float32)
     model.compute_in_half()
     assert model.conditioning_columns() == ([6 * 384, 128], np.float16)
