@@ -667,7 +667,8 @@ def test_reduce_costs():
     for version in (2, 3):
         t = Counted(lambda u, version=version: column_sum(u(M, N), version=version)).total
         assert t.distinct_bytes == moved
-        assert flops <= t.total_flops <= flops + 4 * 256  # each thread's partial sum enters a tree once
+        # each thread's partial sums enter a tree once; version 3 adds zeros for up to three rows that are not there
+        assert flops <= t.total_flops <= flops + {2: 4, 3: 4 + 3 * 4}[version] * 256
     assert t.conflicts == 0
 
 

@@ -14,7 +14,7 @@ from numdiff.nn.module import FlatParameters, Module
 from numdiff.training.build import model_options
 from numdiff.training.options import resolve
 from numdiff.training.price import foreseen_peak
-from tests.conftest import needs
+from tests.conftest import exhaustive, needs
 from tests.training.test_half import filled, one_step
 
 DEVICES = ["emulator", pytest.param("cuda", marks=needs("gpu"))]
@@ -87,6 +87,7 @@ def test_an_error_leaves_nothing_behind(rng, launched, monkeypatch):
     assert launched == [] and not together._begun.items and not together._open.items
 
 
+@exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_dits_gradients(device, monkeypatch):
