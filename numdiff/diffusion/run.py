@@ -1,8 +1,8 @@
-"""Running a sampler's plan over one batch: on a GPU each kind of step is recorded once and replayed.
+"""Running a sampler's plan over one batch: on a GPU each kind of step is captured once and replayed.
 
 All that changes from step to step lies in device memory: the table of the plan's numbers and the number of the step,
-which a kernel increments; what one step leaves for the next lies in arrays at fixed addresses. So the host's part of
-a step is one launch of a graph, and nothing is read back before the batch is done.
+which a kernel increments; what one step leaves for the next lies in arrays at fixed addresses. So for up to TOGETHER
+steps of a kind the host launches one graph, and nothing is read back before the batch is done.
 """
 import numpy as np
 
@@ -14,15 +14,15 @@ from ..kernels.optimizer.step_state import next_row
 from ..kernels.random import PURPOSE_SAMPLER, random_normal
 from .ahead import Ahead, steps_ahead
 
-TOGETHER = 5  # steps of a recorded graph: between two graphs a GPU is idle for some 5 µs
+TOGETHER = 5  # steps of a captured graph: between two graphs a GPU is idle for some 5 µs
 
 
 class Run:
     """The arrays of a batch of `size` images, and the steps of a `Plan` over them.
 
-    denoiser: a `Denoiser` without labels; shape: of an image; given: {name: NumPy array (H, W, C)} of the plan's
-    further arrays; eager: launch each kernel from Python; arena: as `Replayed`'s; where one is given, it is somebody
-    else's memory that is made use of, and nothing of the steps to come is computed ahead, which would take more
+    denoiser: a `Denoiser` without labels; shape: of an image, (H, W, C); given: {name: NumPy array (H, W, C)} of the
+    plan's further arrays; eager: launch each kernel from Python; arena: as `Replayed`'s; where one is given, memory is
+    borrowed from somebody else, so nothing is computed ahead for later steps, which would take more
     """
 
     def __init__(self, plan, denoiser, size, shape, given=(), eager=False, arena=None):
@@ -45,16 +45,16 @@ class Run:
         self._replays, self._pace = {}, Pace(self.backend)
 
     def noise(self, seeds):
-        """The starting noise of images with these seeds, uint32 (size,)."""
+        """The starting noise, float32 (size, H, W, C), of images with these seeds, uint32 (size,)."""
         copy_into(self.samples, seeds)
         return random_normal(self.shape, 0, PURPOSE_SAMPLER, self.first, self.samples)
 
     def __call__(self, noise, seeds, labels=None, before=None, after=None):
         """The finished images (size, H, W, C), from the starting noise; the array is overwritten by the next call.
 
-        seeds: of the noise on the way; labels: int32 NumPy (size,), or None
-        before: called with the image x and the step's numbers, a NumPy row, before the model is evaluated; after:
-            called then
+        seeds: uint32 (size,), of the noise that steps add; labels: int32 NumPy (size,), or None
+        before: called with the images x and the step's numbers, a float32 NumPy row, before each evaluation of the
+            model; after: called without arguments once for each evaluation, when it has been launched
         """
         copy_into(self.samples, seeds)
         if labels is not None:
@@ -78,14 +78,14 @@ class Run:
         return self.kept[0]
 
     def parts(self, alone=False):
-        """(number of its first step, step, how many) of each part of the plan that is one graph: TOGETHER steps of a
-        kind, or one; alone: never more than one."""
+        """(number of its first step, step, how many) of each part of the plan that is one graph: TOGETHER steps of one
+        kind, or one step; alone: always one."""
         number, steps = 0, self.plan.steps
         most = 1 if alone or self.eager or not hasattr(self.backend, "capture") else TOGETHER
         while number < len(steps):
             end = number + most
             same = end <= len(steps) and len(set(steps[number:end])) == 1
-            if same and self.ahead:  # what is computed ahead comes before its first step
+            if same and self.ahead:  # conditioning is computed between graphs, ahead of its first step
                 same = number // self.ahead.steps == (end - 1) // self.ahead.steps
             count = end - number if same else 1
             yield number, steps[number], count
@@ -100,7 +100,7 @@ class Run:
         fill_zero(self.step)
 
     def _replayed(self, name, function):
-        """The function that runs a step, or what has this name, with the weights that the model has now."""
+        """The `Replayed` function of this name, such as a step's, for the models as they are now."""
         models = [self.model, *([self.denoiser.guide.model] if self.denoiser.guide else [])]
         key = name, tuple(model.place() for model in models) if hasattr(self.backend, "capture") else None
         if key not in self._replays:
@@ -148,7 +148,7 @@ class Run:
         """Copy what the step leaves to where the next one expects it."""
         moved = [any(array is kept for kept in self.kept) and array is not self.kept[i]
                  for i, array in enumerate(arrays)]
-        if any(moved):  # between places: through a buffer, as one copy may overwrite what another one reads
+        if any(moved):  # from one place to another: through a buffer, as one copy may overwrite what another reads
             arrays = [_copy(array) if aside else array for array, aside in zip(arrays, moved, strict=True)]
         for array, place in zip(arrays, self.kept, strict=False):
             if array is not place:

@@ -1,19 +1,20 @@
-"""The sum of the gradients by `peer` beside the backward pass, on a second stream.
+"""`peer` sums the gradients during the backward pass, on a second stream.
 
     first stream     … backward of the last blocks | of those before …  … | join, the rest of the sum | update
     second stream          group 0: barrier, sum, barrier, gather | group 1: … |
 
 The parameters form groups by the moment at which their gradients are complete, and a group leaves at that moment. It is
-no run of the flat buffer, as a bucket of `mpi` is: a UNet's embedding layers lie all over it, and their gradients come
-last, so that every run would wait for them. What has not left when the backward pass ends follows it.
+not a run of the flat buffer, as a bucket of `mpi` is: a UNet's embedding layers lie all over it, and their gradients
+come last, so every run would wait for them. What has not left when the backward pass ends follows it. (Where ranks
+share the update, each needs the sums of its own part only: no second barrier, no gather.)
 
-FOR WHOM. A kernel that adds needs registers, of which a DiT's products leave none on any multiprocessor: it waits for
+FOR WHOM. A kernel that adds needs registers, of which a DiT's GEMMs leave none on any multiprocessor: it waits for
 them, and they for it. So a model says whether it pays (`Model.exchange_beside`).
 
-THE SAME BITS. Each element is added up by one rank, in rank order, as without this. What adds up parts of a weight's
-gradient later (kernels/second_pass.py) does so before a group leaves.
+THE SAME BITS. Each element is added up by one rank, in rank order, as without this. Where a weight's gradient waits for
+its parts to be added up (kernels/second_pass.py), that is done before a group leaves.
 
-WHY IT CANNOT LOCK UP. A barrier's kernel spins on one multiprocessor until all ranks have come to the same barrier, and
+WHY IT CANNOT DEADLOCK. A barrier's kernel spins on one multiprocessor until all ranks have reached that barrier, and
 kernels of the backward pass may need that multiprocessor, even all of them at once. All ranks have the same groups, and
 pass the same barriers in the same order; the first stream waits for the second only at the join, after the last fork.
 Take the first barrier that not all ranks have come to. A rank that has not has passed all barriers before it, so
@@ -30,12 +31,12 @@ from ..kernels.second_pass import settle
 from ..nn.partition import joined
 from .buckets import NEVER, last_records, parameters_of
 
-BLOCKS = 64  # of 256 threads, that add up beside the backward pass; 0: the sum follows it
-GROUPS = 16  # at most, of nearly the same size: little more than one of them follows the backward pass
+BLOCKS = 64  # of 256 threads, that add up during the backward pass; 0: the sum follows it
+GROUPS = 16  # at most, of nearly the same size: little more than one of them is left for after the backward pass
 
 
 class Group:
-    """Parameters whose gradients are complete after the same record.
+    """Parameters whose gradients are all complete after record number `ready`.
 
     own, others: tables of the pieces that this rank adds up, and of those that it gets from the others, as
     kernels/peer_pieces.py takes them
@@ -53,13 +54,13 @@ class Group:
 
     @property
     def complete(self):
-        """Not where an operation was left out, whose gradients `end_gradients` will zero."""
+        """False where an operation was left out, whose gradients `end_gradients` will zero."""
         return not any(parameter.stale or parameter.loan for parameter in self.parameters)
 
 
 def rows_of(spans, bounds):
-    """(rank, first, first, count) of spans [(start, stop)]; bounds: of the ranks' parts, or None: rank 0 stands for
-    all."""
+    """[(rank, first, first, count)] of spans [(start, stop)], in elements; bounds: of the ranks' parts, or None: rank 0
+    stands for all."""
     last = max((stop for _, stop in spans), default=0)
     return [(rank, start, start, stop - start) for rank, (low, high) in enumerate(
         [(0, last)] if bounds is None else zip(bounds, bounds[1:], strict=False))
@@ -82,14 +83,14 @@ def groups_of(parameters, touched, rank, ranks, bounds):
 
 
 def made_for(exchange, parameters):
-    """The watcher of the backward pass of the model with these `FlatParameters`, as its `exchange_beside` says; None
+    """The watcher of the backward pass of the model with these `FlatParameters`, if its `exchange_beside` says so; None
     where the sum follows it."""
     parameters.overlapped = wanted(parameters)
     return Overlap(exchange, parameters) if parameters.overlapped else None
 
 
 def wanted(parameters):
-    """Whether the sum goes on beside the backward pass."""
+    """Whether the gradients are summed during the backward pass."""
     return BLOCKS > 0 and getattr(parameters, "exchange_beside", False)
 
 
@@ -105,7 +106,7 @@ class Overlap:
 
     def __init__(self, exchange, parameters):
         self.exchange, self.parameters = exchange, parameters
-        self.groups = {}  # number of a tape's records -> [Group]; all are kept, as a recorded step has their tables
+        self.groups = {}  # length of a tape -> [Group]; all are kept, as a captured step reads their tables
         self.current, self.left = None, 0  # the groups of this step, once it has begun, and how many of them have left
 
     def begin(self, records):
@@ -123,7 +124,7 @@ class Overlap:
                 self._add(self.current[self.left], BLOCKS)
 
     def finish(self):
-        """What has not left follows the backward pass."""
+        """Wait for the second stream, then sum what has not left."""
         join(self.exchange.gpu)
         while self.left < len(self.current):
             self._add(self.current[self.left], None)

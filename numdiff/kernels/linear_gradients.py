@@ -1,30 +1,31 @@
-"""The gradients of several linear layers' weights, sums over the same rows, in one launch: a transformer block's.
+"""The weight gradients of several linear layers on the same rows in one launch: those of a transformer block.
 
 MATHEMATICS
     dweight_p[n, k] += Σ_r dy_p[r, n] · x_p[r, k]        dbias_p[n] += Σ_r dy_p[r, n]        up to four layers p
-    or dweight_p = …, where nothing is to be added to
-    Sums over 16,384 tokens with small results: one by one each layer's product is cut into slices, so that it has work
+    or dweight_p = …, where there is nothing to add to
+    Sums over 16,384 tokens with small results: one by one, each layer's product is cut into slices, so that it has work
     for all multiprocessors, and a second pass adds up what they give. Together they have enough tiles, or nearly.
-    What they are made of must then be there at the same time (nn/together.py).
+    Their operands must then be in memory at the same time (nn/together.py).
 SHAPES
     dy_p (R, N_p), x_p (R, K_p), float16 or bfloat16; dweight_p (N_p, K_p) and dbias_p (N_p,) float32, dbias_p or None
-    eight divides R, N_p and K_p
+    R, N_p and K_p are multiples of 8
 VERSIONS
-    that of matmul/group.py, on Hopper's tensor cores. Elsewhere each layer's come from `linear_backward`.
+    that of matmul/group.py, on Hopper's tensor cores. Elsewhere each layer computes its own (`linear_backward`).
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     linear_gradients_backward, 16384×768, 16384×768, float16
         *        328 µs   708 TFLOP/s   72 % of arithmetic
 LAUNCH
-    one, and another one where tiles are cut into slices, or for the biases.
+    one (matmul/group.py); where there are biases another, which adds up their parts (second_pass.py).
 DETERMINISM
     every sum in a fixed order; which one follows from the sizes and the number of multiprocessors.
 COST
-    2 · R · (N_p + K_p) bytes and 4 · N_p · K_p for each layer, 2 · R · N_p · K_p FLOPs. Roof: arithmetic.
+    2 · R · (N_p + K_p) + 4 · N_p · K_p bytes a layer, 4 · N_p · K_p more to add; 2 · R · N_p · K_p FLOPs. Roof:
+    arithmetic.
 SOURCE
-    the chain rule; matmul/group_schedule.py names those of the schedule.
+    the chain rule; for the schedule, matmul/group_schedule.py.
 READ NEXT
-    matmul/hopper_fp8.py, the same kernel on floats of 8 bits.
+    matmul/hopper_fp8.py, the same kernel on 8-bit floats.
 """
 import numpy as np
 
@@ -38,12 +39,12 @@ from .matmul.launcher import by_eight, choose_half
 from .versions import capped
 
 MOST = group.PRODUCTS  # layers of a launch
-GAIN = 0.98  # of the time of single launches, by the estimates: where it takes more, the layers stay apart
+GAIN = 0.98  # of the estimated time of single launches: where one launch takes more, the layers stay apart
 
 
 def linear_gradients_supports(x, sizes):
-    """Whether there is a kernel for layers with weights of these sizes (N, K), one of them on x (..., K), and it is the
-    faster way."""
+    """Whether there is a kernel for layers with weights of these sizes (N, K), one of them on x (..., K), and it is
+    faster than a launch for each."""
     rows = x.size // x.shape[-1]
     return (is_device(x) and is_half(x.dtype) and 1 < len(sizes) <= MOST and supports(x, group.GROUP_KERNELS)
             and capped("matmul", 6) == 6 and by_eight((), (rows, *(n for size in sizes for n in size)))
@@ -57,9 +58,9 @@ def gains(sizes, rows, multiprocessors):
 
 
 def linear_gradients_backward(layers, accumulate=True):
-    """Add to, or write, the gradients of `layers` [(dy, x, dweight, dbias or None)].
+    """Add to, or write, the gradients of up to 4 layers [(dy (R, N), x (R, K), dweight (N, K), dbias (N,) or None)].
 
-    accumulate: False: every dweight is written, whatever it held; each dbias is added to all the same
+    accumulate: False: every dweight is overwritten; each dbias is added to all the same
     """
     rows, *others = (len(array) for dy, x, *_ in layers for array in (dy, x))
     if len(layers) > MOST or any(n != rows for n in others) or any(

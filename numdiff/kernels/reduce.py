@@ -4,14 +4,14 @@ MATHEMATICS
     column_sum   s[n] = Σ_m x[m, n]              sample_sum   s[b, c] = Σ_p x[b, p, c]
     total_sum    s = Σ_i x[i]
     Each is a sum over the middle axis of a (B, P, N) array: columns have B = 1, the total is the sum of column sums.
-    They are the backward of every broadcast, so their own backward (a broadcast) is found in bias.py.
+    They are the backward of every broadcast; their own backward, a broadcast, is in bias.py.
 SHAPES
-    x (B, P, N) float32, contiguous; partial (B, chunks, N); out (B, N)
+    x (B, P, N) float32, float16 or bfloat16, contiguous; partial (B, chunks, N) and out (B, N) float32
 VERSIONS
     v1 naive: one thread a column: neighbours read neighbouring addresses, but N threads are far too few to fill a GPU.
-    v2 tree: blocks own a chunk of rows. Their 256 threads share the rows; a tree in shared memory adds up what they
-       found and one row of partial sums a chunk is written. The same kernel, over the partial sums, is the second pass.
-    v3 vectorised: as v2, every thread four columns by 16-byte loads.
+    v2 tree: a block owns a chunk of rows. Its 256 threads share the rows; a tree in shared memory adds up their sums,
+       and each chunk writes one row of partial sums. The same kernel, over the partial sums, is the second pass.
+    v3 vectorised: as v2, with four columns a thread, by 16-byte loads.
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     column_sum, 131072×64, float32
@@ -24,7 +24,7 @@ MEASURED
         v3*     14.4 µs    2,330 GB/s   57 % of memory   1.52 × v2
 LAUNCH
     v2, v3: grid (chunks, column tiles, B), 256 threads = rows × lanes, 1 or 4 KiB of shared memory; one pass up to 512
-    rows, two beyond.
+    rows, or where one chunk has them all, else two.
 DETERMINISM
     no atomics: which thread adds which row, and the tree, depend on the shape alone.
 COST
@@ -33,7 +33,7 @@ SOURCE
     the tree: Harris, "Optimizing Parallel Reduction in CUDA" (2007), kernel 3 (sequential addressing).
     Its error grows with log P where a running sum's grows with P: Higham, SIAM J. Sci. Comput. 14 (1993), 783.
 READ NEXT
-    fuse/, where they are made on the way; groupnorm/groups.py, where they are used in the next line.
+    fuse/, where sums are made on the way; groupnorm/groups.py, where they are used in the next line.
 """
 import numpy as np
 
@@ -45,7 +45,7 @@ from .versions import capped, versions_by_name
 BLOCK = 256  # threads: the tree has eight levels, and eight blocks of this size fill a multiprocessor
 BLOCK4 = 4 * BLOCK  # shared elements where each thread has four sums
 DIRECT = 512  # rows that one pass takes: at most 16 loads a thread, which cost less than a second launch
-GRID = 512  # blocks that a first pass is cut into: about four for each of an H100's 132 multiprocessors
+GRID = 512  # blocks of a first pass, at most: about four for each of an H100's 132 multiprocessors
 CHUNK = 1024  # rows that the reference sums at a time, before it adds those sums: keeps float32 accurate to 1e-6
 
 
@@ -124,7 +124,7 @@ def sum_rows_kernel_v2(x, out, P, N, lanes, chunk, accumulate):
 
 @cuda.jit
 def sum_rows_pair_kernel_v2(x, out_0, out_1, P, N, lanes):
-    """Version 2's second pass for a pair of sums, each added into an array of its own; four rows on their way."""
+    """Version 2's last pass for a pair of sums, each added into an array of its own; four rows' loads in flight."""
     tile = cuda.shared.array(BLOCK, float32)
     t, b = int32(cuda.threadIdx.x), cuda.blockIdx.z
     row, lane = divide(t, lanes)
@@ -154,8 +154,8 @@ def sum_rows_pair_kernel_v2(x, out_0, out_1, P, N, lanes):
 
 
 # v3: four columns a thread --------------------------------------------------------------------------------------------
-# A quarter of the load instructions for the same bytes, so a quarter of the threads keeps the memory busy; and four
-# rows are on their way at a time.
+# A quarter of the load instructions for the same bytes, so a quarter of the threads keeps the memory busy; and the
+# loads of four rows are in flight at a time.
 
 @cuda.jit
 def sum_rows_kernel_v3(x, out, P, N, lanes, chunk, accumulate):
@@ -167,7 +167,7 @@ def sum_rows_kernel_v3(x, out, P, N, lanes, chunk, accumulate):
     end, works = int32(min((cuda.blockIdx.x + 1) * chunk, P)), row < rows and n < N
     i, at, step = (b * cuda.gridDim.x + cuda.blockIdx.x) * N + n, (b * P + p) * N + n, int64(rows) * N
     o0 = o1 = o2 = o3 = s0 = s1 = s2 = s3 = float32(0)
-    if accumulate and works and row == 0:  # on its way while the threads add
+    if accumulate and works and row == 0:  # loaded while the threads add
         o0, o1, o2, o3 = out[i], out[i + 1], out[i + 2], out[i + 3]
     while works and p < end:
         x0, x1, x2, x3 = load4(x, at)
@@ -224,7 +224,7 @@ def _sum_rows(x, out, B, P, N, accumulate, version):
 
 @versions_by_name(asks=True)
 def column_sum(x, out=None, version=None):
-    """Sum over all axes but the last, as a new array (N,); ADDED into `out` where that is given (and returned)."""
+    """Sum over all axes but the last, as a new array (N,) float32; ADDED into `out`, if given (and returned)."""
     N = x.shape[-1]
     if out is not None and tuple(out.shape) != (N,):
         raise ValueError(f"column_sum adds {N} sums into `out`, whose shape {tuple(out.shape)} must be ({N},)")
@@ -254,7 +254,7 @@ def add_column_sums(x, out_0, out_1):
 
 @versions_by_name(asks=True)
 def sample_sum(x, version=None):
-    """Sum over all axes but the first and the last: (B, ..., C) to a new array (B, C)."""
+    """Sum over all axes but the first and the last: (B, ..., C) to a new array (B, C) float32."""
     if x.ndim < 2:
         raise ValueError(f"sample_sum takes (B, ..., C), got shape {tuple(x.shape)}")
     if not is_device(x):
@@ -268,11 +268,11 @@ def sample_sum(x, version=None):
 
 @versions_by_name(asks=True)
 def total_sum(x, version=None):
-    """Sum of all elements, as a new array of shape (1,)."""
+    """Sum of all elements, as a new array (1,) float32."""
     if not is_device(x):
         return total_sum_reference(x)
     width = 1
-    while width < 1024 and x.size % (2 * width) == 0:  # as many columns as divide the length, for 16-byte loads
+    while width < 1024 and x.size % (2 * width) == 0:  # a power of two that divides the length, for 16-byte loads
         width *= 2
     if version is None and capped("total_sum", 3) < 3:
         version = capped("total_sum", 3)

@@ -5,19 +5,19 @@ MATHEMATICS
         (weight may be absent: 1)
     Backward, with h = dy · weight and averages over the row:
         dweight[c] += Σ_rows dy · xhat          dx = rstd · (h - xhat · average(h · xhat))
-    Against LayerNorm (layernorm.py): y still does not change where x is multiplied by a number, but it does where a
-    number is added to x, as that has not been taken away. So there is no mean to compute, store and read, the variance
-    needs no second sweep over the row, and of the backward's two averages one is left.
+    Against LayerNorm (layernorm.py): y still does not change when x is scaled, but it does when a constant is added to
+    x, as no mean is subtracted. So there is no mean to compute, store and read, the sum of squares needs no second
+    sweep over the row, and of the backward's two averages one is left.
 SHAPES
-    x, y, dx, dy (..., C) float16 or float32; weight, dweight (C,) float32 or None; rstd (rows,) float32: the other axes
-    in one
+    x, y, dx, dy (..., C) float16, bfloat16 or float32; weight, dweight (C,) float32 or None; rstd (rows,) float32, rows
+    the product of the other axes
 VERSIONS
-    v1 block-per-row: a block a row: its threads meet in a tree in shared memory, nine barriers a sum.
+    v1 block-per-row: a block a row: its threads add in a tree in shared memory, nine barriers a sum.
     v2 warp-per-row: a warp a row: five shuffles a sum and no barrier; 16-byte loads of float32 (C a multiple of 4).
     v3 persistent: as many blocks as run at once, whose warps take every n-th row and keep weight and row in registers;
-       a row's loads, 16 bytes each, are all asked for before the first is used. The backward reads dy and x once: the
-       sums for dweight stay in registers, too, until a block adds its warps'; and a warp asks for its next row (of 16
-       bits) before it works on the one that has come. C a multiple of 8, up to 1280; sm_80.
+       a row's loads, 16 bytes each, are all issued before the first is used. The backward reads dy and x once: the sums
+       for dweight stay in registers, too, until a block adds up its warps'; and a warp loads its next row (of 16 bits)
+       before it works on the one that has arrived. C a multiple of 8, up to 1280; sm_80.
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     rmsnorm_forward, 16384×768, 768, float16
@@ -30,15 +30,15 @@ MEASURED
         v3*     23.0 µs    3,289 GB/s   79 % of memory   1.78 × v2
 LAUNCH
     v1 a block of 256 threads for every row, 1 KiB of shared memory; v2 256 threads for eight rows, none. v3 forward 256
-    threads, four blocks a multiprocessor, fewer of long rows; backward 512, 384 or 256 threads, one block.
+    threads, four blocks a multiprocessor, fewer for long rows; backward 512, 384 or 256 threads, one block.
     dweight: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 4 KiB, then reduce.py; v3 with
     dx, 16 to 48 KiB, then reduce.py over the blocks.
 DETERMINISM
-    no atomics: trees, shuffles and partial sums have an order that the shape alone decides, with v3 the number of the
-    GPU's multiprocessors, too.
+    no atomics: trees, shuffles and partial sums have an order that the shape decides; in v3 the dtype and the number
+    of multiprocessors, too.
 COST
-    forward: 8 n bytes (a row is read twice, from memory once). Backward: 12 n; versions 1 and 2 read 8 n more for
-    dweight.
+    of n float32. Forward: 8 n bytes (v1 and v2 read a row twice, from memory once). Backward: 12 n; v1 and v2 read 8 n
+    more for dweight.
     Roof: memory bandwidth.
 SOURCE
     Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", arXiv:1910.07467, eq. 4. Shuffles: PTX ISA,
@@ -62,15 +62,15 @@ from .versions import capped, versions_by_name
 
 BLOCK4 = 4 * BLOCK  # shared elements for a sum in each of a thread's four columns
 ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
-SWEEP = 8 * WARP  # columns that a warp of version 3 has at a time
-MAX_SWEEPS = 5  # the backward keeps 40 numbers of a row for each: words, weight and sums; more would not fit
+SWEEP = 8 * WARP  # columns that a warp of version 3 takes at a time
+MAX_SWEEPS = 5  # each takes 32 of a backward thread's registers: words, weight and sums; more would not fit
 
 SWEEPS = Constant()  # a warp's over its row: it has up to 256 · SWEEPS columns
 KEPT = Constant(lambda SWEEPS: 8 * SWEEPS)  # numbers that a lane keeps
-AHEAD = Constant()  # whether a warp of the backward asks for its next row before it works on one: of 16 bits
+AHEAD = Constant()  # whether a warp of the backward loads its next row before it works on one: in 16 bits
 THREADS = Constant(lambda AHEAD, SWEEPS: threads_of(AHEAD, SWEEPS))
-ROW = Constant(lambda SWEEPS: SWEEPS * SWEEP)  # a warp's sums
-TILE = Constant(lambda THREADS, ROW: THREADS // WARP * ROW)  # shared elements: every warp's
+ROW = Constant(lambda SWEEPS: SWEEPS * SWEEP)  # shared elements for one warp's sums
+TILE = Constant(lambda THREADS, ROW: THREADS // WARP * ROW)  # … for those of every warp
 
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def rmsnorm_backward_reference(dy, x, weight, rstd, dweight=None):
 
 
 # v1: a block a row ----------------------------------------------------------------------------------------------------
-# `weighted` is 0 where there is no weight; another array stands in for it then, and is not read.
+# `weighted` is 0 where there is no weight; another array then stands in for it, and is not read.
 
 @cuda.jit
 def rmsnorm_forward_kernel_v1(x, weight, y, rstd, C, eps, weighted):
@@ -270,7 +270,7 @@ def rmsnorm_forward_v3(x, weight, y, rstd, rows, C, eps, weighted):
 
 @cuda.jit(device=True, forceinline=True)
 def write_sums(partial, sums, c, C):
-    """partial (blocks, C): the block's sums, of which each lane has eight a sweep. All threads call it."""
+    """partial (blocks, C): the block's sums for dweight, from eight a thread and sweep. All threads call it."""
     tile = cuda.shared.array(TILE, float32)
     t, block = int32(cuda.threadIdx.x), cuda.blockIdx.x
     for s in range(SWEEPS):
@@ -287,7 +287,7 @@ def write_sums(partial, sums, c, C):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_row(array, words, first, c, C):
-    """Ask for a lane's columns of the row whose first of them is array[first]."""
+    """Load a lane's columns of a row; the first of them is array[first]."""
     for s in range(SWEEPS):
         if c + s * SWEEP < C:
             fetch8(array, first + s * SWEEP, words[s])
@@ -295,7 +295,7 @@ def fetch_row(array, words, first, c, C):
 
 @cuda.jit(device=True, forceinline=True)
 def keep_row(words, brought, c, C):
-    """What has come makes room for the next row: of 16 bits four words a sweep."""
+    """Move the row that has arrived, to make room for the next: in 16 bits, four words a sweep."""
     for s in range(SWEEPS):
         if c + s * SWEEP < C:
             for k in range(4):
@@ -304,7 +304,7 @@ def keep_row(words, brought, c, C):
 
 @requires("8.0")
 def rmsnorm_backward_v3(dy, x, weight, rstd, dx, partial, rows, C, weighted, needed):
-    """dx, and where they are needed each block's sums Σ dy · xhat: partial (blocks, C)."""
+    """dx, and if `needed` each block's sums Σ dy · xhat: partial (blocks, C)."""
     g_words, x_words = cuda.local.array((SWEEPS, 8), "uint32"), cuda.local.array((SWEEPS, 8), "uint32")
     g_brought, x_brought = cuda.local.array((SWEEPS, 8), "uint32"), cuda.local.array((SWEEPS, 8), "uint32")
     g, v = cuda.local.array(8, "float32"), cuda.local.array(8, "float32")
@@ -353,17 +353,17 @@ def rmsnorm_backward_v3(dy, x, weight, rstd, dx, partial, rows, C, weighted, nee
         write_sums(partial, sums, c, C)
 
 
-FORWARD_BLOCKS = {True: (4, 4, 4, 3, 2), False: (4, 4, 3, 2, 2)}  # of a multiprocessor, by registers; of 16 bits, else
+FORWARD_BLOCKS = {True: (4, 4, 4, 3, 2), False: (4, 4, 3, 2, 2)}  # a multiprocessor, by registers; 16 bits, float32
 
 
 def blocks_of(rows, warps, most):
-    """Blocks of so many warps each, at most `most`, that all take their rows in equally many turns."""
+    """The fewest blocks of `warps` warps, at most `most`, that take no more turns of a row a warp than `most` would."""
     turns = -(-rows // (warps * most))
     return -(-rows // (warps * turns))
 
 
 def threads_of(half, sweeps):
-    """Of a block of the backward: as many as leave a thread its registers."""
+    """Threads of a backward block: as many as leave each the registers it needs."""
     if half:
         return 512 if sweeps <= 3 else 256
     return 512 if sweeps <= 3 else 384 if sweeps <= 4 else 256
@@ -380,7 +380,7 @@ BACKWARD = Variants([(half, n) for half in (True, False) for n in range(1, MAX_S
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def _takes(x, C):
-    """Whether version 3 runs on rows of C columns that lie where x does, and have its type."""
+    """Whether version 3 runs on rows of C columns with x's dtype, on x's device."""
     return (C % 8 == 0 and C <= SWEEP * MAX_SWEEPS and (is_half(x.dtype) or x.dtype == np.float32)
             and supports(x, FORWARD, BACKWARD))
 
@@ -406,7 +406,7 @@ def _check(x, weight, version):
 
 @versions_by_name(asks=True)
 def rmsnorm_forward(x, weight=None, eps=1e-6, version=None):
-    """(y, rstd (rows,)) of x (..., C); weight (C,) or None."""
+    """(y (..., C) of x's dtype, rstd (rows,) float32) of x (..., C); weight (C,) or None."""
     rows, C, version = _check(x, weight, version)
     if not is_device(x):
         return rmsnorm_forward_reference(x, weight, eps)
@@ -425,7 +425,7 @@ def rmsnorm_forward(x, weight=None, eps=1e-6, version=None):
 
 @versions_by_name(asks=True)
 def rmsnorm_backward(dy, x, weight, rstd, dweight=None, version=None):
-    """dx; the gradient of the weight is added into `dweight` (None: not wanted)."""
+    """dx (..., C), of x's dtype; the weight's gradient is added into `dweight` (C,) float32 (None: not wanted)."""
     rows, C, version = _check(x, weight, version)
     if not is_device(x):
         return rmsnorm_backward_reference(dy, x, weight, rstd, dweight)
@@ -465,6 +465,6 @@ def rmsnorm_forward_cost(M, C):
 
 
 def rmsnorm_backward_cost(M, C, parameters=True):
-    """(bytes, FLOPs): dx from dy and x, and the sums for dweight on the way, of which the blocks' own are few."""
+    """(bytes, FLOPs): dx from dy and x, and the sums for dweight on the way (partial sums are few bytes)."""
     n = M * C
     return 4 * 3 * n, n * (11 if parameters else 8)

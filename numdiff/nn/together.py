@@ -1,19 +1,19 @@
-"""The weights' gradients of a block's linear layers in one launch, once all of what they are made of is there.
+"""The weight gradients of a block's linear layers in one launch, once all of their operands are there.
 
-Each is a product of the gradient dy that arrives at a layer and of the layer's input x, with too few tiles for a GPU
-(kernels/linear_gradients.py). Nobody reads it before the backward pass ends, or until it leaves for other ranks. So a
+Each is a product of the gradient dy that arrives at a layer and the layer's input x, with too few tiles to fill a GPU
+(kernels/linear_gradients.py). Nobody reads it before the backward pass ends, or before it leaves for other ranks. So a
 block runs forward within `together`, where its layers join; in the backward pass each puts dy and x aside, and the last
-one, which has run first, launches the product of all.
+one to be played back, the first of the forward pass, launches the products of all.
 
     backward     … fc2: dy, x aside | fc1: dy, x aside | attention's proj: … | attention | qkv: …, and the launch
 
-MEMORY. dy and x of fc1, fc2 and proj stay until then, where each was dropped by its own layer: of a DiT at most 11 · D
-numbers a token, of one block at a time. u, which is as wide as fc1's dy, has gone by then where GELU(u) was kept.
+MEMORY. dy and x of fc1, fc2 and proj stay until then, instead of being dropped layer by layer: in a DiT at most 11 · D
+numbers a token, of one block at a time. u, which is as wide as fc1's dy, is gone by then where GELU(u) was kept.
 
 THE INVARIANT of loans.py holds: what has been put aside is gone when the block's first layer has been played back,
-before a gradient of an earlier block is asked for. The gradients themselves are asked for when they are launched; until
-then they are `stale`, or a loan, and what watches the backward pass (distributed/buckets.py) finds all layers' weights
-at each of the layers.
+before a gradient of an earlier block is asked for. The gradients themselves are asked for at the launch; until then
+they are `stale`, or on loan, and what watches the backward pass (distributed/buckets.py) finds the weights of all these
+layers in the record of each.
 
 A layer that is not played back, as nothing depends on it, leaves the others waiting: they are launched when the
 backward pass ends (`completed`).
@@ -24,21 +24,21 @@ from ..device.threads import Stack
 from ..kernels.linear_gradients import linear_gradients_backward
 
 _open = Stack()  # the `Together` of the blocks that run forward in this thread, innermost last
-_begun = Stack()  # those that wait for layers in this thread's backward passes
+_begun = Stack()  # those still waiting for layers in this thread's backward passes
 
 
 class Together:
     """Layers of one forward pass of a block.
 
-    weights: those that may join; parameters: weights and biases of those that have; aside: (weight, bias, dy, x) of
-    those that have been played back
+    weights: of the layers that may join; layers: how many have joined, parameters: their weights and biases; aside:
+    (weight, bias, dy, x) of those that have been played back and not launched
     """
 
     def __init__(self, weights):
         self.weights, self.parameters, self.layers, self.aside = weights, [], 0, []
 
     def join(self, weight, bias):
-        """For a layer's backward: the function that it gives dy (R, N) and x (R, K) instead of computing gradients."""
+        """The function to which a layer's backward gives dy (R, N) and x (R, K) instead of computing gradients."""
         self.layers += 1
         self.parameters += [parameter for parameter in (weight, bias) if parameter is not None]
 
@@ -52,7 +52,7 @@ class Together:
         return put_aside
 
     def launch(self):
-        """The gradients of what has been put aside: in one launch, or in two where some are added to."""
+        """Launch the gradients of what has been put aside, once; twice where only some of them are added to."""
         given, self.aside = self.aside, []
         if self in _begun.items:
             _begun.remove(self)
@@ -76,14 +76,14 @@ def together(weights):
 
 
 def joined(weight, bias):
-    """What `Together.join` gives, or None for a layer that is by itself."""
+    """What `Together.join` returns, or None for a layer that computes its own gradients."""
     group = _open[-1] if _open else None
     return group.join(weight, bias) if group and any(weight is other for other in group.weights) else None
 
 
 @contextlib.contextmanager
 def completed():
-    """Context of a backward pass: what waits at its end, of that which has begun within, is launched."""
+    """Context of a backward pass: at its end, whatever has begun to wait inside it is launched."""
     before = len(_begun)
     try:
         yield

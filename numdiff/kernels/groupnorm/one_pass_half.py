@@ -1,40 +1,40 @@
-"""GroupNorm's backward in one pass, float16, a warp for sixteen channels: one barrier, and copies a few turns ahead.
+"""GroupNorm's backward in one pass, 16 bits, sixteen channels a warp: one barrier, and copies a few turns ahead.
 
 WHAT IS NEW, AND WHY IT PAYS
-    In the one-pass backward for any tile (one_pass_backward.py) memory idles for half of the time. Here:
-    Sums are joined once. A warp has 16 channels of 16 pixels, two threads for each pixel, and each thread has 16 sums
-    (two for each of its eight channels). In four steps threads exchange halves of what they have, 8 + 4 + 2 + 1
-    shuffles, until lane n has the warp's sum number n: of g · xhat in lanes 0 to 15, of g in the others. Each warp then
-    adds the sums of all warps for itself and gets its averages by shuffles: one barrier instead of three, and 2 KiB of
-    shared memory instead of 32. Where the size of a group does not divide 16, a tile is as many sixteens (`parts`) as
-    make whole groups, and a second barrier joins the groups that lie in two parts.
+    In the one-pass backward for any tile (one_pass_backward.py) memory is idle half of the time. Here:
+    Sums are joined once. In a turn a warp has 16 channels of 16 pixels, two threads a pixel, and each thread has 16
+    sums (two for each of its eight channels). In four steps threads exchange halves of what they have, 8 + 4 + 2 + 1
+    shuffles, until each lane has one of the warp's 32 sums; in shared memory those of g · (x - mean) come first, then
+    those of g. Each warp then adds up the sums of all warps for itself and gets its averages by shuffles: one barrier
+    instead of three, and 2 KiB of shared memory instead of 32. Where the size of a group does not divide 16, a tile is
+    as many sixteens (`parts`) as make whole groups, and a second barrier joins the groups that lie in two parts.
     Everything is kept. Of 64×64 pixels of x and dy all but an eighth now fit in shared memory, and that eighth is kept
-    in registers (`near` turns of a thread, one or two): nothing is read twice, and nothing is loaded late.
-    Copies are asked for AHEAD turns ahead, the next with each turn that is worked on. Were all asked for at once, a
-    warp would have to hand in its last copy before its first sum, and wait there where no more may be on their way.
-    Eight SiLU' side by side. 2ˣ and 1/x answer after dozens of cycles; one channel after the other, as few registers
-    make ptxas arrange them, a turn takes 8 times the way from x to g. `through_silu8` takes each step for all eight,
-    for which there are 128 registers since no warp is beyond the sixteen.
-    Nobody counts. The sums of a sample go to memory, and another launch adds the samples' up, in a step together with
-    other layers' gradients (second_pass.py). A last block that does it here ends after all the others: a fence, the
-    count, and two loads, one after the other.
+    in registers (`near` turns of a thread, at most two): nothing is read twice, and nothing is loaded late.
+    Copies are issued AHEAD turns ahead, one turn's with each turn that is worked on. Were all issued at once, a warp
+    would have to issue its last copy before its first sum, and stall wherever no more may be in flight.
+    Eight SiLU' side by side. 2ˣ and 1/x take dozens of cycles; one channel after the other, as ptxas arranges them when
+    registers are few, a turn takes 8 times the latency from x to g. `through_silu8` takes each step for all eight: a
+    thread has 128 registers for that, since a block has at most 16 warps.
+    No block counts. The sums of a sample go to memory, and another launch adds up the samples', in a training step
+    together with other layers' gradients (second_pass.py). Were it done here, the last block would end after all the
+    others: a fence, the count, and two loads, one after the other.
     The residual is prefetched into the L2 cache after x and dy, which takes no registers, and then loaded four turns at
-    a time. Of an input that three operations read (a UNet's skip: the next block's norm and shortcut, and a block on
-    the way up) there are two residuals: `groupnorm_backward_half_two` adds them to each other as they arrive, rounded,
-    as a kernel of their own would.
-    The mean is part of the shift: z = x · scale + shift, and the sums are of g · x, from which a thread takes mean · Σg
-    when it has seen its pixels, a few dozen. The error, 2⁻²⁴ of x, is far below the 2⁻¹¹ to which x is known.
+    a time. An input that three operations read (a UNet's skip: the next block's norm and shortcut, and a block on the
+    way up) has two residuals: `groupnorm_backward_half_two` adds them to each other as they arrive, rounded, as a
+    kernel of their own would.
+    The mean is part of the shift: z = x · scale + shift, and the sums are of g · x, from which a thread takes away mean
+    · Σg once it has seen its pixels, a few dozen. The error, 2⁻²⁴ of x, is far below the 2⁻¹¹ of float16 itself.
     dx is two products: g · scale + (x · slope + offset), where slope and offset contain both averages and the mean.
     From sm_90 on, up to eight blocks (a cluster) share a tile's pixels where one block has no room for them: after the
-    barrier each leaves its sums where the others read them (clusters.py).
+    barrier each leaves its sums in shared memory, where the others read them (clusters.py).
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
         v3*     23.9 µs    2,109 GB/s   51 % of memory   2.39 × v2
 LAUNCH
-    grid (C / tile, B, blocks of a cluster); block parts · team warps, of each turn's 16 pixels one after the other for
-    all parts. Dynamic shared memory: 128 bytes for each warp, 128 more for each of several parts, then the pixels. 128
-    registers: four warps in each quarter of a multiprocessor.
+    grid (C / tile, B, blocks of a cluster); a block has parts · team warps: warp w has part w % parts, and of each turn
+    the 16 pixels number w // parts. Dynamic shared memory: 128 bytes for each warp, 128 more for each of several parts,
+    128 more for each part in a cluster, then the pixels. 128 registers: four warps in each quarter of a multiprocessor.
 DETERMINISM, ACCURACY, COST, SOURCE
     as one_pass_backward.py
 READ NEXT
@@ -77,21 +77,21 @@ from .vectors import (
     through_silu8,
 )
 
-PART = 16  # channels: 32 bytes of a pixel, as memory delivers them
+PART = 16  # channels: 32 bytes of a pixel, one sector of memory
 PIXELS = 16  # of a warp: two threads each
 MAX_THREADS = 512  # threads: with 128 registers each a multiprocessor has room for 16 warps
-MAX_NEAR = 2  # turns that registers may keep
-AHEAD = 2  # turns of which the copies are on their way: 32 KiB of a multiprocessor with 16 warps
+MAX_NEAR = 2  # turns that a thread's registers may keep
+AHEAD = 2  # turns whose copies are in flight: 32 KiB for a multiprocessor with 16 warps
 CLUSTERS = Constant()  # whether the blocks of a cluster share a tile's pixels (clusters.py)
-TWO = Constant()  # whether there are two residuals; the second lies where that of a Pair's other part would
+TWO = Constant()  # whether there are two residuals: the second takes the place of a Pair's b
 
 
 class HalfCut(NamedTuple):
     """How a block is cut.
 
     parts: of the tile, sixteen channels each; rows: pixels of a turn, 16 for each warp of a part; ring: element at
-    which pixels start in shared memory; near: turns that registers keep, then P is a multiple of the rows; groups: of a
-    sample; sample, bias: in totals, from a sample's sums to the next one's, and from those for weight to those for bias
+    which pixels start in shared memory; near: turns that registers keep (if any, P is a multiple of rows); groups: of a
+    sample; sample, bias: in totals, elements from a sample's sums to the next one's, and from weight's to bias's
     """
 
     parts: int
@@ -116,7 +116,7 @@ class Lane(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Sum number `lane` of a warp: of g · xhat, or of g (`is_bias`), of a channel. of_group: rstd's element."""
+    """Sum number `lane` of a part: of g · xhat, or of g (`is_bias`), of a channel with this group, weight and rstd."""
 
     is_bias: bool
     channel: int
@@ -162,7 +162,7 @@ def this_lane(cut):
 
 @cuda.jit(device=True, forceinline=True)
 def halve(values, count, bit, lane):
-    """values[0 … count/2 - 1]: the half of `values` that lanes with this `bit` keep, of this lane and its partner."""
+    """values[0 … count/2 - 1] = the half of `values` that this lane keeps (by its `bit`), plus its partner's."""
     side, half = -int32(lane & bit), count // 2
     for k in range(half):
         mine = by_sign(side, values[k], values[half + k])
@@ -172,7 +172,7 @@ def halve(values, count, bit, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def warp_sum(total_gx, total_g, lane):
-    """Lane n: the warp's sum number n; lanes of even and odd number bring channels 0 to 7 and 8 to 15."""
+    """(number, value) of the warp's sum that this lane gets; even lanes bring channels 0 to 7, odd ones 8 to 15."""
     side = -int32(lane & 16)
     for k in range(VECTOR):
         mine = by_sign(side, total_gx[k], total_g[k])
@@ -209,7 +209,7 @@ def add_words(array, words, more, number):
 
 @cuda.jit(device=True, forceinline=True)
 def ask_both(residual, pair, p, P, rows, i, step, before):
-    """`ask`; where there are two residuals, of the second, pair.b, too: the sum, for which the thread has to wait.
+    """`ask`; where there are two residuals, the sum with the second, pair.b, for which the thread has to wait.
 
     Two pixels at a time: registers are short.
     """
@@ -261,10 +261,10 @@ def locate_pixels(c, row, b, P, C, seam, rows):
 
 @cuda.jit(device=True, forceinline=True)
 def sum_of_blocks(address, lane, blocks):
-    """Number `lane` of the 32 at a shared address of each block of the cluster, added in their order."""
+    """Number `lane` of the 32 at a shared address of each block of the cluster, added up in order of rank."""
     total = float32(0)
     address += uint32(16 * (lane >> 2))
-    for rank in range(0, blocks, 2):  # two at once: each is several hundred cycles away
+    for rank in range(0, blocks, 2):  # two at once: a load takes several hundred cycles
         a0, a1, a2, a3 = load_cluster_4(cluster_address(address, uint32(rank)))
         b0, b1, b2, b3 = load_cluster_4(cluster_address(address, uint32(rank + 1)))
         odd, high = -int32(lane & 1), -int32(lane & 2)
@@ -299,7 +299,7 @@ def join_affine(affine, rstds):
 
 @cuda.jit(device=True, forceinline=True)
 def copy_next(kept, x, dy, ahead, cut, walk):
-    """Start the copies of x and dy of this thread's next pixel, if there is one, a group of their own."""
+    """Start the copies of x and dy of this thread's next pixel, if there is one, as a cp.async group of their own."""
     if ahead.p < walk.P:
         copy8(kept, ahead.at, x, ahead.i)
         copy8(kept, ahead.at + walk.half, dy, ahead.i_dy)
@@ -310,7 +310,7 @@ def copy_next(kept, x, dy, ahead, cut, walk):
 
 @cuda.jit(device=True, forceinline=True)
 def ask_for_pixels(kept, near, x, dy, cut, me, walk):
-    """Ask for x and dy of the `cut.near` turns that come to registers, and of the first AHEAD of those in `kept`."""
+    """Load x and dy of the `cut.near` turns in registers, and start the copies of the first AHEAD turns in `kept`."""
     if cut.near > 0:
         fetch8(x, walk.first, near.x_0)
         fetch8(dy, walk.first_dy, near.d_0)
@@ -376,7 +376,7 @@ def add_gradients(total_gx, total_g, kept, near, x, dy, ahead, affine, cut, me, 
 
 @cuda.jit(device=True, forceinline=True)
 def sum_of_warps(sums, cut, me):
-    """Sum number `lane` of all warps of this one's part, which all have brought theirs: `warp_sum`'s, 32 a warp."""
+    """Sum number `lane` over all warps of this one's part, from what `warp_sum` gave each: 32 numbers a warp."""
     total, w, parts = float32(0), me.part, cut.parts
     while w + 3 * parts < me.warps:
         s0, s1, s2, s3 = (sums[WARP * w + me.lane], sums[WARP * (w + parts) + me.lane],
@@ -391,7 +391,7 @@ def sum_of_warps(sums, cut, me):
 
 @cuda.jit(device=True, forceinline=True)
 def sum_of_cluster(sums, total, cut, me):
-    """As `sum_of_warps`, of all blocks of the cluster: each part's first warp leaves the block's where all find it."""
+    """As `sum_of_warps`, over all blocks of the cluster: each part's first warp leaves its block's for all to read."""
     mine = int32(WARP * (me.warps + me.part) + (2 * PART * cut.parts if cut.parts > 1 else 0))
     if me.warp < cut.parts:
         sums[mine + me.lane] = total
@@ -447,9 +447,9 @@ def finish_near(dx, kept, i, x_words, d_words, before, factors, adds):
 
 @cuda.jit(device=True, forceinline=True)
 def write_gradients(dx, residual, pair, before, kept, near, factors, cut, me, walk, adds):
-    """The epilogue: dx of this thread's pixels, four at a time, whose residual has been asked for; so has the next.
+    """The epilogue: dx of this thread's pixels, four at a time; the residual of each four is loaded before their turn.
 
-    factors: scales, slopes and offsets of `finish8`
+    before: the residual of the first four, which the caller has loaded; factors: scales, slopes, offsets of `finish8`
     """
     before_0, before_1, before_2, before_3 = before
     pixel = Pixel(int32(me.row + cut.near * cut.rows), walk.own, int64(walk.first + cut.near * walk.step))
@@ -472,8 +472,8 @@ def write_gradients(dx, residual, pair, before, kept, near, factors, cut, me, wa
 def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, shape, cut, activate, adds):
     """dx (B, P, C), and for each sample the sums of g · xhat and g: totals (B, 2, C) or (2, B, C).
 
-    x, residual, dx: `Pair`s, with `TWO` residual.b is the second of two; statistics: mean and rstd (B, G); shape: a
-    `Shape`, its P the pixels of a block; cut: a `HalfCut`
+    dy (B, P, C); x, residual, dx: `Pair`s, with `TWO` residual.b is the second of two; weight, bias (C,) and
+    statistics, mean and rstd (B, G): float32; shape: a `Shape`, its P the pixels of a block; cut: a `HalfCut`
     """
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
@@ -498,7 +498,7 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, shape, 
     x_, residual_ = one_of(beyond, x.a, x.b), one_of(beyond, residual.a, residual.b)
 
     of_sample = int32(b * cut.groups)  # the first of its groups
-    ask_for_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width)  # first: all wait for these
+    ask_for_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width)  # first: every pixel needs these
     channel = int32(first_channel + (me.lane & (PART - 1)))  # of sum number `lane`
     of_group = divide(channel, width)[0]
     mine = Column(me.lane >= PART, channel, of_group, weight[channel], rstd[of_sample + of_group])
@@ -521,7 +521,7 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, shape, 
         total = sum_of_cluster(sums, total, cut, me)
     if not mine.is_bias:
         total *= mine.rstd  # xhat = (x - mean) · rstd
-    if me.warp < cut.parts and cuda.blockIdx.z == 0:  # the first block writes a cluster's
+    if me.warp < cut.parts and cuda.blockIdx.z == 0:  # a cluster's are written by its first block
         totals[b * cut.sample + (cut.bias if mine.is_bias else 0) + channel] = total
     average = average_of_group(sums, total, mine, cut, me, width, (P * cuda.gridDim.z if CLUSTERS else P) * width)
     for k in range(VECTOR):

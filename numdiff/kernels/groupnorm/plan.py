@@ -1,7 +1,7 @@
 """Which tile GroupNorm's one-pass kernels take, and whether they are worth it: a forecast in nanoseconds.
 
-A block reads, then writes, and what of its arithmetic neither of these hides comes on top, half of it where no other
-block fills in. Version 2's estimate follows what an H100 needs for the UNet's shapes.
+The longer of memory and arithmetic counts in full. A block reads, then writes: half of the shorter one is not hidden,
+and less where several blocks overlap. Version 2's estimate follows what an H100 needs for the UNet's shapes.
 
 READ NEXT
     normalise.py
@@ -31,24 +31,24 @@ from .one_pass_half import MAX_NEAR, MAX_THREADS, PART, PIXELS
 from .vectors import PARTS, THREADS, VECTOR, WARP
 
 FEW_THREADS = 256, 128  # where several blocks find room
-TEAMS = 16, 8, 5, 4, 3, 2, 1  # warps with the pixels of sixteen channels, where these are taken together
+TEAMS = 16, 8, 5, 4, 3, 2, 1  # warps that share the pixels of sixteen channels (one_pass_half.py)
 
-MEMORY = 2600  # bytes in a nanosecond: of arrays that the L2 cache does not hold
-L2 = 4500
+MEMORY = 2600  # bytes per ns, of arrays that the L2 cache does not hold
+L2 = 4500  # bytes per ns, of those that it holds
 L2_BYTES = 40 << 20
-ONE_MULTIPROCESSOR = 34  # what one of them can take, however idle the others are
+ONE_MULTIPROCESSOR = 34  # bytes per ns that one of them can take, however idle the others are
 SECTOR = 32  # bytes that memory delivers together
-LAUNCH = 2500  # from the end of one kernel to the start of the next, filling and draining included
-DISTANT_TURN = 900  # of a thread that asks for its pixel only when the pixel's turn has come
-VERSION_2_LAUNCH, VERSION_2_MEMORY = 4400, 2000
+LAUNCH = 2500  # ns from the end of one kernel to the start of the next, filling and draining included
+DISTANT_TURN = 900  # ns of a turn whose pixel a thread loads only when it needs it
+VERSION_2_LAUNCH, VERSION_2_MEMORY = 4400, 2000  # ns; bytes per ns
 
 
 class Kernel(NamedTuple):
     """What the forecast needs to know of a kernel; times in nanoseconds.
 
     registers: of a thread, as compiled for sm_80 and sm_90a, rounded up; latency: of a block: first bytes, barriers,
-    last bytes, counting it; element: its arithmetic on a multiprocessor, 2ˣ and 1/x included; turn: of a thread with
-    eight channels of a pixel, were it alone; sweeps: in which it reads again the pixels that have no room
+    last bytes, counting it; element: one element's arithmetic on a multiprocessor, 2ˣ and 1/x included; turn: of a
+    thread with eight channels of a pixel, were it alone; sweeps: those that wait for pixels that have no room
     """
 
     registers: int
@@ -60,15 +60,15 @@ class Kernel(NamedTuple):
 
 FORWARD, BACKWARD = Kernel(96, 2500, 0.1, 200, 3), Kernel(128, 3500, 0.14, 220, 1)
 HALF = Kernel(128, 2000, 0.1, 200, 1)  # eight channels side by side, and nobody counts blocks
-CLUSTER = HALF._replace(latency=HALF.latency + 1500)  # two barriers of a cluster, and sums from its other blocks
+CLUSTER = HALF._replace(latency=HALF.latency + 1500)  # two cluster barriers, and sums read from the other blocks
 
 
 @dataclass(frozen=True)
 class Plan:
     """How the blocks of version 3 are cut: tile: channels of a block; rows: pixels that its threads take at once.
 
-    ns: the forecast; ring: element at which the pixels start; held: pixels that shared memory keeps; share: pixels of a
-    part of them; team_bits: log2 of how many threads add a channel's sums; shared: bytes
+    ns: the forecast; ring: element at which the pixels start in shared memory; held: pixels that are kept; share: those
+    of one group of copies; team_bits: log2 of how many threads add up a channel's sums; shared: bytes
     """
 
     ns: float
@@ -118,7 +118,7 @@ def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multipro
 
 
 def make_plan_half(B, P, C, width, itemsize, team, limit, multiprocessors, cluster=1):
-    """The `Plan` of a backward by one_pass_half.py with `team` warps for 16 channels; None: it does not fit.
+    """The `Plan` of a backward by one_pass_half.py with `team` warps for 16 channels, or None if it does not fit.
 
     cluster: how many blocks share a sample's pixels
     """
@@ -143,7 +143,7 @@ def make_plan_half(B, P, C, width, itemsize, team, limit, multiprocessors, clust
 
 
 def forecast(kernel, blocks, P, tile, itemsize, arrays, again, turns, distant, shared, threads, limit, multiprocessors):
-    """Nanoseconds; again: arrays' worth of second readings; distant: turns of a thread that are not in `kept`."""
+    """Nanoseconds; again: how many arrays are read once more; distant: turns of a thread that shared memory lacks."""
     resident = max(1, min((limit + SHARED_RESERVED) // (shared + SHARED_RESERVED),
                           REGISTERS // (kernel.registers * threads), 32))
     waves, each = -(-blocks // (resident * multiprocessors)), -(-blocks // multiprocessors)
@@ -160,7 +160,7 @@ def forecast(kernel, blocks, P, tile, itemsize, arrays, again, turns, distant, s
 @functools.cache
 def choose_plan(B, P, C, width, itemsize, backward, limit=HOPPER_SHARED, multiprocessors=MULTIPROCESSORS,
                 clusters=True):
-    """The `Plan` with the shortest forecast (of equals the one with more blocks), or None if no tile fits.
+    """The `Plan` with the shortest forecast (among equals the one with more blocks), or None if no tile fits.
 
     clusters: whether the device has them
     """

@@ -1,27 +1,27 @@
 """Part of hopper.py: the gradients of up to four weights in one launch.
 
     C_p (M_p, N_p) = or += A_pᵀ · B_p        A_p (K, M_p), B_p (K, N_p), 16 bits; C_p float32
-    row_sums_p (M_p,) += the sums of A_p's columns over K
+    row_sums_p (M_p,) += A_p summed over K
 
 WHY IT PAYS
-    Of a DiT-S/2 the four have 18, 6, 24 and 24 tiles of 128 × 192 for 132 multiprocessors. One by one each is cut into
-    6 to 15 slices, whose float32 parts a second pass adds up. Together they have 108 of 128 × 128, and none is cut. Of
-    a B/2 they have 288 of 128 × 192: 264 are multiplied whole, in two rounds, and 24 cut. Where tiles nearly fill the
-    rounds that they need, as XL/2's 648 do, none is cut (`choose`).
+    A DiT-S/2's four have 18, 6, 24 and 24 tiles of 128 × 192 for 132 multiprocessors. One by one, each is cut along K
+    into 6 to 15 slices, whose float32 parts a second pass adds up. Together they have 108 of 128 × 128, and none is
+    cut. A B/2's have 288 of 128 × 192: 264 are multiplied whole, in two waves, and 24 are cut. Where tiles nearly fill
+    the waves that they need, as XL/2's 648 do, none is cut (`choose`).
 TILES THAT ARE CUT
-    A block that has summed a part of a tile leaves it in memory, in the order of its registers, and counts itself, each
-    consumer by itself. The last one adds up all parts, in their order, and writes the tile: no second launch. A fence
-    on both sides of the count lets it see the others' parts; `cuda.atomic.inc` wraps, so the counter is 0 again for the
-    next launch. Nobody waits for anybody.
-    The sums of rows, of which each tile has made those of its own steps, are joined later (../second_pass.py).
+    A block stores its part of a tile in the order of its registers, and counts it, each consumer warpgroup its own
+    half. The warpgroup that comes last adds up all parts, in their order, and writes the result: no second launch. A
+    fence on both sides of the count lets it see the others' parts; `cuda.atomic.inc` wraps, so the counter is 0 again
+    for the next launch. No block waits for another.
+    The row sums, whose steps along K the tiles of a row share, are added up by another launch (../second_pass.py).
 DETERMINISM
     as hopper.py and group_schedule.py: every order is fixed by the sizes and the number of multiprocessors, whichever
     block is the last.
 SOURCE
-    as group_schedule.py; CUDA programming guide, "Memory Fence Functions", whose example is a last block that adds the
-    others' sums.
+    as group_schedule.py; CUDA programming guide, "Memory Fence Functions", whose example is a last block that adds up
+    the others' sums.
 READ NEXT
-    ../linear_gradients.py, which asks for it.
+    ../linear_gradients.py, which launches it.
 """
 import functools
 import itertools
@@ -43,14 +43,14 @@ from .mma import unused
 
 WIDTHS = 256, 192, 128  # of tiles
 GROUP_KERNELS = Variants(WIDTHS, lambda BN: kernel_for(BN, True, True, False, grouped=True))
-SHORTEST = 8  # steps of a slice
-OF_ESTIMATE = {256: 1.02, 192: 0.95, 128: 0.83}  # what a launch takes of the estimate (an H100, three DiTs: NOTES.md)
-MOST_CUT = 1 / 8  # of the tiles: where more are cut, up to a half on top of the estimate was measured
-COUNTERS = 4 * MULTIPROCESSORS  # at least: two for each tile that is cut, which are fewer than multiprocessors
+SHORTEST = 8  # steps of a slice, of BK = 64 each
+OF_ESTIMATE = {256: 1.02, 192: 0.95, 128: 0.83}  # measured over estimated time (an H100, three DiTs: NOTES.md)
+MOST_CUT = 1 / 8  # of the tiles: where more are cut, launches took up to half as long again as estimated
+COUNTERS = 4 * MULTIPROCESSORS  # at least: two for each tile that is cut, of which there are fewer than multiprocessors
 
 
 class Product(NamedTuple):
-    """c (M, N) float32 = or += aᵀ·b for a (K, M) and b (K, N); row_sums (M,) float32 += sums over K, or None."""
+    """c (M, N) float32 = or += aᵀ · b for a (K, M), b (K, N); row_sums (M,) float32 += a summed over K, or None."""
 
     a: object
     b: object
@@ -61,7 +61,7 @@ class Product(NamedTuple):
 # Launcher -------------------------------------------------------------------------------------------------------------
 
 def tiles_of(sizes, width):
-    """[(rows, columns)] of tiles of products of these sizes (M, N)."""
+    """[(rows, columns)]: how many tiles each product of these sizes (M, N) has."""
     return [(-(-M // BM), -(-N // width)) for M, N in sizes]
 
 
@@ -78,7 +78,7 @@ def choose(sizes, K, multiprocessors):
 
 
 def estimate(sizes, K, multiprocessors, width, made):
-    """Its time in ns."""
+    """The time of a launch in ns, by the model of launcher.py."""
     tiles, k_tiles = sum(rows * columns for rows, columns in tiles_of(sizes, width)), -(-K // BK)
     step, epilogue = HALF_TILES[6][BM, width]
     ns = HALF_START + -(-made.whole // multiprocessors) * (k_tiles * step + epilogue)
@@ -89,12 +89,12 @@ def estimate(sizes, K, multiprocessors, width, made):
 
 
 def four(numbers, filler):
-    """PRODUCTS numbers, or arrays."""
+    """A tuple of PRODUCTS numbers, or arrays: those given, then `filler`."""
     return *numbers, *[filler] * (PRODUCTS - len(numbers))
 
 
 def group_of(sizes, K, width, made):
-    """(`Group`, float32 of the sums of rows)."""
+    """(`Group`, how many float32 the row sums take)."""
     tiles = tiles_of(sizes, width)
     starts = [0, *itertools.accumulate(rows * columns for rows, columns in tiles)]
     sums = [0, *itertools.accumulate(made.parts * columns * M for (M, _), (_, columns) in zip(
@@ -107,13 +107,13 @@ def group_of(sizes, K, width, made):
 
 @kept
 def counters(backend):
-    """For each half of a tile that is cut, how many of its parts are there; every launch leaves zeros."""
+    """For each half of a tile that is cut, how many of its parts have been stored; every launch leaves zeros."""
     with lasting(backend):
         return upload(np.zeros(max(COUNTERS, 2 * backend.multiprocessors), np.uint32), backend)
 
 
 def launch_group(products, accumulate):
-    """[`Product`], up to four, of matrices of one type and one K; accumulate: whether to add to c."""
+    """Launch up to four `Product`s of matrices of one dtype and one K; accumulate: whether to add to c."""
     first, sizes = products[0].a, tuple(tuple(p.c.shape) for p in products)
     width, made, _ = choose(sizes, len(first), first.backend.multiprocessors)
     group, size = group_of(sizes, len(first), width, made)

@@ -3,19 +3,19 @@
     C_p (M_p, N_p) = A_p · B_p over K, for up to four products p: the gradients of a transformer block's four weights,
     each of which by itself has too few tiles for all multiprocessors, or a few more than they take in one round
 
-The tiles of all products are counted through. With P blocks, the first ones, a multiple of P, are multiplied whole, P
-of them at a time. What is left, R < P tiles, is cut so that all blocks end together, after L = R · K / P steps:
+The tiles of all products are numbered consecutively. With P blocks, the first ones, a multiple of P, are multiplied
+whole, P at a time. The R < P that remain are cut along K so that all blocks end together, after L = R · K / P steps:
 
     R = 3 tiles, P = 5 blocks        block 0, 1, 2   the first L steps of tile 0, 1, 2
                                      block 3         the rest of tile 0, and the first steps of the rest of tile 1
                                      block 4         what is left of tile 1, and the rest of tile 2
 
-    More generally every tile has `slices` slices of L steps with a block of their own each, and a last one of `left`
-    steps; the last ones of all tiles, one after the other, are cut into shares, a share a block. A share is no shorter
-    than a last slice, so a last slice is cut once at most, and a tile has slices + 1 or slices + 2 parts.
+    More generally every tile has `slices` slices of L steps, each with a block of its own, and a last one of `left`
+    steps; the last slices of all tiles, laid end to end, are cut into shares, one for each remaining block. A share is
+    no shorter than a last slice, so a last slice is cut at most once, and a tile has slices + 1 or slices + 2 parts.
 
-    Stream-K (Osama et al.) cuts all R · K steps into P runs, and no two blocks work on the same k at one time: each
-    would read its operands from memory. Here the blocks with slices of their own run in step, and the others a few
+    Stream-K (Osama et al.) cuts all R · K steps into P runs, and no two blocks work on the same k at the same time, so
+    each would read its operands from memory. Here the blocks with slices of their own run in step, and the others a few
     steps apart, so that the L2 cache has what a neighbour has read.
 
 DETERMINISM
@@ -31,17 +31,17 @@ from ...device import cuda, int32, uint32
 from .epilogues import tile_place
 
 PRODUCTS = 4  # of one launch
-NEVER = 2**31 - 1  # the first tile of a product that there is not
+NEVER = 2**31 - 1  # the first tile of a product that does not exist
 
 
 class Group(NamedTuple):
     """The products of a launch, and how their tiles are shared among the blocks; in place of hopper.py's `Work`.
 
     M, N, tiles_m, tiles_n: four numbers each, a product's size and its rows and columns of tiles; first: its first
-    tile; sums: where its sums of rows begin
-    k_tiles: steps along K; tiles: of all products; whole: so many of them are multiplied by one block each
-    slice_tiles, slices, alone, left, share: of the others: steps of a slice that has a block of its own, how many a
-    tile has, how many there are; steps of a tile's last slice, and of a block that takes such, one after the other
+    tile; sums: the element at which its row sums begin (four numbers each, too)
+    k_tiles: steps along K; tiles: of all products; whole: how many of them are multiplied by one block each
+    of the others: slice_tiles: steps of a slice that has a block of its own; slices: such slices of a tile; alone: of
+    all tiles; left: steps of a tile's last slice; share: steps of a block that takes last slices, one after the other
     parts: that a tile has at most
     """
 
@@ -63,10 +63,10 @@ class Group(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """A block's way through its units. A unit below `whole` is a tile; a later one a step of the others' slices, at
-    which a part of the block begins: those with a block of their own are counted first, slice by slice.
+    """A block's way through its units. A unit below `whole` is a tile; one from there on is a step of the tiles that
+    are cut, at which a part begins: slices with a block of their own are numbered first, then the last slices.
 
-    stride: from one whole tile to the next; begin, last: the first of the steps, and the one after the last
+    stride: from one whole tile to the next; begin, last: the block's first step, and the one after its last
     """
 
     stride: int
@@ -75,7 +75,7 @@ class Walk(NamedTuple):
 
 
 class GroupTile(NamedTuple):
-    """A unit of work. As `WorkTile`; product: whose tile; number: the tile's among those of all products."""
+    """A unit of work. As `WorkTile`; product: the one it belongs to; number: the tile's among those of all products."""
 
     part: int
     row: int
@@ -94,7 +94,7 @@ def of_product(product, numbers):
 
 @cuda.jit(device=True, forceinline=True)
 def product_of(tile, first):
-    """The product that a tile is of."""
+    """The product that a tile belongs to."""
     _, f1, f2, f3 = first
     return int32(int32(tile >= f1) + int32(tile >= f2) + int32(tile >= f3))
 
@@ -176,8 +176,8 @@ class Cut(NamedTuple):
 
 
 def cut(tiles, k_tiles, blocks, shortest=1, splits=True):
-    """The `Cut` of so many tiles of k_tiles steps for `blocks` blocks; shortest: steps that a slice has at least;
-    splits: False: no tile is cut."""
+    """The `Cut` of `tiles` tiles of k_tiles steps for `blocks` blocks; shortest: the fewest steps of a slice (a tile's
+    last one may have fewer); splits: whether tiles may be cut."""
     whole = tiles // blocks * blocks
     rest = tiles - whole
     steps = min(k_tiles, max(shortest, -(-rest * k_tiles // blocks)))
@@ -195,7 +195,7 @@ def cuts_of(rest, left, share):
 
 
 def longest(cut):
-    """Steps of the block that has most of the tiles that are cut."""
+    """Steps, of the tiles that are cut, of the block that has most of them."""
     return max(cut.slice_tiles, cut.share)
 
 

@@ -1,16 +1,16 @@
-"""Gate, residual and adaptive norm, forward in one pass: a warp a token, which it holds in registers between sweeps.
+"""Gate, residual and adaptive norm, forward in one pass: a warp a token, held in registers between sweeps.
 
 THREE SWEEPS over the token, of which only the first reads x and h: z and the sum for the mean; squares about the mean;
-    y. A lane has eight channels of each 256: 16 bytes of float16 an instruction. z stays as it was stored, two channels
-    a register.
+    y. A lane has eight channels of every 256: 16 bytes of float16 an instruction. z is kept as it is stored, in 16 bits
+    two channels a register.
 LOADS FIRST
-    The compilers move no load past a store. So all of x, h and gate is asked for before anything is computed, and scale
+    The compilers move no load past a store. So all of x, h and gate is loaded before anything is computed, and scale
     and shift before z is stored.
-A KERNEL FOR EACH norm, for tokens of up to 256, 512 … 1280 channels, with and without a gate: the text branches on
-    constants. In 16 bits one for up to 384 channels has half a warp a token, three sweeps of 128, which leave no lane
-    idle, in 64 registers: 8,192 tokens run at once on 132 multiprocessors.
+A KERNEL FOR EACH norm, for tokens of up to 256, 512 … 1280 channels, with and without a gate: the source branches on
+    constants. In 16 bits, tokens of 264 to 384 channels have half a warp each and three pieces of 128 channels, which
+    leave no lane idle at 384, in 64 registers: 132 multiprocessors run 8,448 tokens at once.
 LAUNCH
-    256 threads for eight tokens, or 16; no shared memory.
+    blocks of 256 threads for eight tokens, or 16; no shared memory.
 NEEDS
     C a multiple of 8, up to 1280; sm_80
 READ NEXT
@@ -29,16 +29,16 @@ from ..adaln import NORMS, RMS, SHIFTED, WEIGHTED
 
 WARP = 32
 BLOCK = 256  # threads
-SWEEP = 8 * WARP  # channels that a warp has at a time
-HALF = 1.5  # sweeps of 32 lanes that are three of 16: 384 channels leave no lane idle
+SWEEP = 8 * WARP  # channels that a warp takes at a time
+HALF = 1.5  # sweeps of 32 lanes, run as three of 16: 384 channels leave no lane idle
 MAX_SWEEPS = 5  # the backward's sums, 24 registers each, leave just enough for the rest
 
 LANES = Constant()  # that share a token: 32, or 16
-SPAN = Constant(lambda LANES: 8 * LANES)  # channels that they have at a time
-SWEEPS = Constant()  # a warp's over its token: it has up to 256 · SWEEPS channels
+SPAN = Constant(lambda LANES: 8 * LANES)  # channels that they take at a time
+SWEEPS = Constant()  # of those lanes over their token: it has up to SPAN · SWEEPS channels
 GATED = Constant()  # whether there are h and gate; without, z is x
 EIGHT = Constant()  # whether y, backward dh, is rounded to E4M3, for a layer in FP8 that alone reads it
-# Of the norms, those that models have run with as many sweeps as their tokens take, the others with the most.
+# The norms that models have run with as many sweeps as their tokens take, the others with the most.
 KEYS = [(sweeps, gated, norm) for norm in NORMS for gated in (False, True)
         for sweeps in (range(1, MAX_SWEEPS + 1) if norm.rms == norm.weighted else (MAX_SWEEPS,))]
 EIGHT_KEYS = [key for key in KEYS if key[1] and key[2].rms == key[2].weighted]
@@ -51,7 +51,7 @@ def key_of(C, gated, norm):
 
 
 def forward_key_of(C, gated, norm, itemsize):
-    """The same of the forward, for numbers of `itemsize` bytes."""
+    """The key of the forward, for elements of `itemsize` bytes."""
     key = key_of(C, gated, norm)
     half = HALF, gated, norm
     return half if itemsize == 2 and SWEEP < C <= HALF * SWEEP and half in HALF_KEYS else key
@@ -63,7 +63,7 @@ def lanes_of(key):
 
 
 def kernel_of(text, name, sweeps, gated, norm, launch_bounds, eight=False, **constants):
-    """constants: LANES, of the forward; with half of a warp there are twice as many sweeps."""
+    """constants: LANES, for the forward; with half a warp there are twice as many sweeps."""
     name = f"{'gate_' * gated}{name}_{str(sweeps).replace('.', '_')}{'_eight' * eight}"
     sweeps = int(2 * sweeps) if sweeps == HALF else sweeps
     kernel = norm.kernel(text, name, "RMS", "WEIGHTED", "SHIFTED", SWEEPS=sweeps, GATED=gated, EIGHT=eight,
@@ -72,7 +72,7 @@ def kernel_of(text, name, sweeps, gated, norm, launch_bounds, eight=False, **con
 
 
 class Shape(NamedTuple):
-    """`rows` tokens, T an image, of C channels."""
+    """`rows` tokens of C channels, T of them an image."""
 
     rows: int
     T: int
@@ -80,7 +80,7 @@ class Shape(NamedTuple):
 
 
 class ForwardPlaces(NamedTuple):
-    """Where image 0's gate, shift and scale begin, and how far the next image's are."""
+    """The elements at which image 0's gate, shift and scale begin, and the distances to the next image's."""
 
     gate: int
     gate_pitch: int
@@ -124,17 +124,17 @@ def sum_of_lanes(value):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_token(words, array, first, c, C):
-    """Ask for this lane's channels, c, c + SPAN …, of a token whose first of these is array[first]."""
+    """Load this lane's channels, c … c + 7, c + SPAN …, of a token; the first of them is array[first]."""
     for s in range(SWEEPS):
         if c + s * SPAN < C:
             fetch8(array, first + s * SPAN, words[s])
 
 
 def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places, eps):
-    """z and y (B, T, C), mean and rstd (B · T,).
+    """z and y (B, T, C), mean and rstd (B · T,) float32, from x and h (B, T, C).
 
-    scales: (scale,), or with a weight (scale, weight); ys: (y,), or (bytes, their scale, amax); shape: a `Shape`,
-    places: `ForwardPlaces`
+    scales: (scale,), or with a weight (scale, weight); ys: (y,), or (bytes, their scale, amax); shape: a `Shape`;
+    places: `ForwardPlaces`, of gate, shift and scale
     """
     c, C = int32(cuda.threadIdx.x % LANES * 8), shape.C
     row = cuda.blockIdx.x * (BLOCK // LANES) + cuda.threadIdx.x // LANES
@@ -209,7 +209,7 @@ def adaln_forward_v2(x, h, gate, shift, scales, z, ys, mean, rstd, shape, places
 
 
 def made(key, eight=False):
-    """Blocks a multiprocessor: three to E4M3, or ptxas takes 64 registers where 66 are needed, and spills two."""
+    """A key's kernel. Three blocks a multiprocessor to E4M3, or ptxas takes 64 of 66 registers, and spills two."""
     blocks = 3 if eight else 4 if key[0] == HALF else 1
     return kernel_of(adaln_forward_v2, "adaln_forward_kernel_v2", *key, (BLOCK, blocks), eight, LANES=lanes_of(key))
 

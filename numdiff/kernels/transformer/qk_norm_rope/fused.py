@@ -1,16 +1,16 @@
-"""QK-norm and rotary position embedding, rung 2: a few lanes of a warp a head, eight neighbouring channels each.
+"""QK-norm and rotary position embedding, rung 2: a head is a few lanes of a warp, eight neighbouring channels each.
 
 WHAT IS NEW, AND WHY IT PAYS
-    HS / 8 lanes have a head, so that a warp's lanes read 16 neighbouring bytes each, which together are as many heads
-    as it has room for (three of 72 channels: 27 lanes; the others look on). Neighbours which turn together are one
-    lane's. All lanes of a head need its sum: they add in a tree and ask the first, or, of a power of two, exchange.
-    A warp takes its token in several images, whose cosines and sines it keeps in registers, and asks memory for the
-    next STEPS pieces of a token before it looks at those that have come: what is on its way fills registers, so a
-    multiprocessor runs fewer warps, but each has 1.5 or 3 KB on their way at all times, not only while it waits.
+    HS / 8 lanes have a head, so a warp's lanes read 16 neighbouring bytes (of float16) each, together as many heads as
+    it has room for (three of 72 channels: 27 lanes; the others are idle). Pairs that rotate together lie in one lane.
+    All lanes of a head need its sum: they add in a tree and get the first one's, or, for 64 channels, in a butterfly.
+    A warp takes its token in several images, so that its cosines and sines stay in registers, and loads the next STEPS
+    pieces of a token before it works on those that have arrived. Loads in flight take registers, so a multiprocessor
+    runs fewer warps, but each has 1.5 or 3 KiB (backward) in flight at all times, not only while it waits.
     One kernel each way: the backward's sums for dweight stay in registers, too, until a block adds up its warps'.
 LAUNCH
-    grid (tokens / 4, chunks of images, parts), 128 threads: a block has four tokens of q, of k or, out of place, of v.
-    Backward: 4.25 KiB of shared memory, then reduce.py over the blocks.
+    grid (T / 4, chunks of images, parts), 128 threads: a block has four tokens of q, of k or, out of place, of v.
+    Backward of a norm: 4.25 KiB of shared memory, then reduce.py adds up the blocks' sums.
 NEEDS
     HS a multiple of 8, at most 128; sm_80
 READ NEXT
@@ -26,21 +26,21 @@ from ....device.limits import FULL_MASK, WARP
 from ....device.requires import requires
 from ....device.specialise import Constant, Variants, specialise
 
-NORMS, ROTATES = Constant(), Constant()  # whether
+NORMS, ROTATES = Constant(), Constant()  # whether q and k are normalised, and whether they are rotated
 LEVELS = Constant()  # a head has 2^LEVELS lanes; 0: any number
 EIGHT = 3  # LEVELS of heads of 64 channels
-STEPS = 3  # of a warp that it brings from memory at once
+STEPS = 3  # pieces of a token, eight channels a lane, that a warp loads at once
 LANES = 16  # of a head, at most
 THREADS = 128
 WARPS = THREADS // WARP
-PITCH = THREADS + 8  # between planes of the block's sums: eight planes begin in eight groups of banks
+PITCH = THREADS + 8  # between planes of the block's sums: four planes in a row begin in different groups of 8 banks
 PLANES = 8 * PITCH
 
 
 class Walk(NamedTuple):
     """T tokens of B images, of `heads` heads of HS channels, D together; a warp takes its token in `chunk` images.
 
-    pitch: channels from a token of `kept` to the next; keeps: whether; lanes: of a head; share: 1 / HS
+    pitch: elements from a token of `kept` to the next; keeps: whether it is written; lanes: of a head; share: 1 / HS
     """
 
     B: int
@@ -59,9 +59,9 @@ class Walk(NamedTuple):
 def head_sum(value, place):
     """The sum over a head's lanes, in each of them. All lanes of the warp call it.
 
-    place: (lane, which of its head's, lanes of a head)
+    place: (lane of the warp, its number in the head, lanes of a head)
     """
-    if LEVELS:  # each lane adds what its partner has: no lane needs to be asked
+    if LEVELS:  # a butterfly: every lane ends with the sum
         for i in range(LEVELS):
             value += cuda.shfl_xor_sync(FULL_MASK, value, int32(1 << i))
         return value
@@ -78,7 +78,7 @@ def head_sum(value, place):
 
 @cuda.jit(device=True, forceinline=True)
 def turned(x, cos, sin):
-    """x · cos + rotate_half(x) · sin of eight channels."""
+    """x · cos + rotate_half(x) · sin of eight channels, four pairs (x0, x1) → (-x1, x0)."""
     return (x[0] * cos[0] - x[1] * sin[0], x[1] * cos[1] + x[0] * sin[1],
             x[2] * cos[2] - x[3] * sin[2], x[3] * cos[3] + x[2] * sin[3],
             x[4] * cos[4] - x[5] * sin[4], x[5] * cos[5] + x[4] * sin[5],
@@ -119,7 +119,7 @@ def sum_of(a):
 
 @cuda.jit(device=True, forceinline=True)
 def clear(words, steps):
-    """Lanes without a head compute all the same, and throw it away."""
+    """Zeros: lanes without a head compute all the same, and discard the result."""
     for s in range(steps):
         for k in range(8):
             words[s, k] = uint32(0)
@@ -134,7 +134,7 @@ def eight(array, words, values):
 
 @cuda.jit(device=True, forceinline=True)
 def factors(rotation, q_weight, k_weight, part, t, c, walk):
-    """(cosines, sines, weights) of a lane's channels, c, c + 1, …; ones, zeros and ones where there are none."""
+    """(cosines, sines, weights) of a lane's channels c … c + 7; ones, zeros and ones where there are none."""
     zero, one = float32(0), float32(1)
     weight = cos = (one, one, one, one, one, one, one, one)
     sin = (zero, zero, zero, zero, zero, zero, zero, zero)
@@ -147,13 +147,13 @@ def factors(rotation, q_weight, k_weight, part, t, c, walk):
 
 @cuda.jit(device=True, forceinline=True)
 def neighbours(a):
-    """Of each pair the other first."""
+    """The two of each pair swapped."""
     return a[1], a[0], a[3], a[2], a[5], a[4], a[7], a[6]
 
 
 @cuda.jit(device=True, forceinline=True)
 def new_head(v, factors, place, walk, eps):
-    """Eight channels of q or k, normalised and turned."""
+    """Eight channels of q or k, normalised and rotated."""
     cos, sin, weight = factors
     if NORMS:
         squares = head_sum(sum_of(products(v, v)), place)
@@ -165,14 +165,14 @@ def new_head(v, factors, place, walk, eps):
 
 @cuda.jit(device=True, forceinline=True)
 def next_turn(b, c, busy, D):
-    """(image, first channel) of a warp's next turn: of STEPS pieces of its token."""
+    """(image, first channel) of a warp's next turn, of STEPS pieces of its token."""
     c = int32(c + STEPS * busy * 8)
     return (int32(b + 1), int32(0)) if c >= D else (b, c)
 
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_turn(x, words, at, first, busy, D):
-    """Ask for a lane's channels of a turn; `first`: of the lane, in the token's q or k, which begins at x[at]."""
+    """Load a lane's channels of a turn; first: its first channel in the token's q, k or v, which begins at x[at]."""
     for s in range(STEPS):
         here = int32(first + s * busy * 8)
         if here < D:
@@ -181,7 +181,7 @@ def fetch_turn(x, words, at, first, busy, D):
 
 @cuda.jit(device=True, forceinline=True)
 def keep_turn(words, brought):
-    """What has come makes room for what comes next."""
+    """Move what has arrived, to make room for the next loads."""
     for s in range(STEPS):
         for k in range(8):
             words[s, k] = brought[s, k]
@@ -189,7 +189,7 @@ def keep_turn(words, brought):
 
 @requires("8.0")
 def qk_norm_rope_forward_v2(x, y, kept, q_weight, k_weight, rotation, walk, eps):
-    """q, k and v, one for each of the grid's third axis, of y and of `kept`."""
+    """y (B, T, 3 · D) from x, and with walk.keeps q and k of x to `kept`; q, k and v by the grid's third axis."""
     words, brought = cuda.local.array((STEPS, 8), "uint32"), cuda.local.array((STEPS, 8), "uint32")
     values = cuda.local.array(8, "float32")
     clear(brought, STEPS)
@@ -232,7 +232,7 @@ def add_to(sums, p, r):
 
 @cuda.jit(device=True, forceinline=True)
 def write_sums(partial, sums, part, at_once, lanes, HS):
-    """partial (2, blocks, HS): the block's sums, of which each lane has eight. All threads call it."""
+    """partial (2, blocks, HS): the block's sums for dweight, from eight a thread. All threads call it."""
     tile = cuda.shared.array(PLANES, "float32")
     thread = int32(cuda.threadIdx.x)
     for c in range(8):
@@ -250,7 +250,7 @@ def write_sums(partial, sums, part, at_once, lanes, HS):
 
 @cuda.jit(device=True, forceinline=True)
 def head_gradient(z, x, sums, is_there, factors, place, walk, eps):
-    """Eight channels of dq or dk, from those of dy and of q or k; adds to the sums for dweight, if there is a head."""
+    """Eight channels of dq or dk, from z, those of dy, and x, those of q or k; adds to sums if there is a head."""
     cos, sin, weight = factors
     if ROTATES:
         z = turned_back(z, cos, sin)
@@ -267,7 +267,7 @@ def head_gradient(z, x, sums, is_there, factors, place, walk, eps):
 
 @requires("8.0")
 def qk_norm_rope_backward_v2(dy, kept, q_weight, k_weight, rotation, dqkv, partial, walk, eps):
-    """dq, dk and dv, one for each of the grid's third axis, and of dq and dk a block's sums for dweight."""
+    """dqkv (B, T, 3 · D): dq, dk and dv by the grid's third axis; for q and k each block's sums for dweight, too."""
     g_words, x_words = cuda.local.array((STEPS, 8), "uint32"), cuda.local.array((STEPS, 8), "uint32")
     g_brought, x_brought = cuda.local.array((STEPS, 8), "uint32"), cuda.local.array((STEPS, 8), "uint32")
     values, sums = cuda.local.array(8, "float32"), cuda.local.array(8, "float32")
