@@ -30,7 +30,7 @@ class OutOfMemoryError(NumdiffError):
 
 
 class TooManyElementsError(NumdiffError, ValueError):
-    """An array has more elements than a kernel's 32-bit indices tell apart."""
+    """An array has more elements than a kernel's 32-bit indices tell apart, or a grid more blocks than there may be."""
 
 
 def printable(text, length=None):

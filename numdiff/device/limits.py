@@ -1,5 +1,6 @@
 """The hardware's numbers that kernels and launchers use: one name for each."""
 from ..emulator.launch import MAX_GRID
+from ..errors import TooManyElementsError
 
 WARP = 32  # threads that run in step
 WARPGROUP = 128  # threads that issue a wgmma together
@@ -20,3 +21,11 @@ def shared_limit(array):
 
 def multiprocessors_of(array):
     return getattr(array.backend, "multiprocessors", MULTIPROCESSORS)
+
+
+def check_grid(grid):
+    """Raise a `TooManyElementsError` for a grid that a GPU refuses: it has more blocks on an axis than are counted."""
+    axes = grid if isinstance(grid, tuple) else (grid,)
+    if any(n > most for n, most in zip(axes, MAX_GRID, strict=False)):
+        raise TooManyElementsError(f"a grid of {grid} blocks is larger than {MAX_GRID}, a launch's limit: split the "
+                                   "batch")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ..errors import UsageError
 from .compiler import is_kept, key_of
 from .gpu import restore_gpu
+from .limits import check_grid
 from .ptx import PtxDevice
 from .requires import check_supported
 
@@ -69,6 +70,7 @@ class Planned(PtxDevice):
         return restore_gpu, ()
 
     def launch(self, kernel, grid, block, args, *_):
+        check_grid(grid)
         check_supported(self, kernel, self.device_name)
         key = key_of(kernel, args)
         if is_kept(key) and not getattr(kernel.py_func, "made_here", False):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from ..device.arena import SEGMENT, Arena
+from ..device.limits import check_grid
 from ..device.ptx import PtxDevice
 from ..dtypes import is_half
 from ..errors import TooManyElementsError
@@ -39,8 +40,8 @@ class Measuring(PtxDevice):
     def download(self, array):
         return np.ones(array.shape, array.dtype)
 
-    def launch(self, *_):
-        pass
+    def launch(self, kernel, grid, *_):
+        check_grid(grid)
 
 
 def measuring_twin(model, device=None):
@@ -88,10 +89,10 @@ def largest_batch(sampling, room, arenas=()):
 
 
 def say_what_counts(sampling):
-    """The sentence for a `Sampling` whose batch has more elements than kernels can count."""
+    """The sentence for a `Sampling` whose batch has more elements, or blocks, than kernels count."""
     most = largest_batch(sampling, math.inf)
-    advice = f"use --batch {most} or less" if most else "one has, too: use a smaller model"
-    return f"{sampling.batch:,} images at a time have arrays of 2³¹ elements or more, which is too many; {advice}."
+    advice = f"use --batch {most} or less" if most else "one is, too: use a smaller model"
+    return f"{sampling.batch:,} images at a time are more than kernels count in 32 bits; {advice}."
 
 
 def say_what_fits(sampling, arena=None):

@@ -8,8 +8,8 @@ from ..errors import TooManyElementsError
 
 
 def bytes_for(trainer, communicator, microbatch):
-    """Bytes that the GPU must have for a step's intermediate results, besides what a `Trainer` holds; NaN where an
-    array has more elements than a kernel can count."""
+    """Bytes that the GPU must have for a step's intermediate results, besides what a `Trainer` holds; NaN where that
+    is more than kernels count."""
     device, taken = Measuring(trainer.model.backend), []
     other = type(trainer)(measuring_twin(trainer.model, device), trainer.dataset,
                           **{**trainer.settings, "microbatch": microbatch}, communicator=communicator)
@@ -37,7 +37,7 @@ def say_what_fits(trainer, communicator, room=None):
     room: bytes that the GPU has left; None: unlimited, as the shortage is of the kernels' 32 bits
     """
     step, most = trainer.step_function, largest_microbatch(trainer, communicator, math.inf if room is None else room)
-    why = (f"have arrays of {2**31:,} elements or more, which kernels cannot count" if room is None else
+    why = ("are more than kernels count in 32 bits" if room is None else
            f"do not fit into the {room >> 20:,} MiB that {trainer.model.backend.device_name} has left beside the model "
            "and its optimizer")
     advice = (f"use --microbatch {most}, which gives the same step in {step.batch // most} parts" if most else

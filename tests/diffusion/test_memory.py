@@ -5,11 +5,12 @@ import functools
 import pytest
 
 from numdiff.device.arena import SEGMENT, Arena
+from numdiff.device.limits import check_grid
 from numdiff.device.planned import CARDS, Planned
 from numdiff.device.ptx import PtxDevice
 from numdiff.diffusion import Sampling
 from numdiff.diffusion.memory import bytes_for, largest_batch, measuring_twin
-from numdiff.errors import OutOfMemoryError, UsageError
+from numdiff.errors import OutOfMemoryError, TooManyElementsError, UsageError
 from numdiff.nn import DiT, UNet
 
 
@@ -111,8 +112,21 @@ def test_no_room_for_one():
 def test_a_batch_that_32_bits_do_not_count_is_told_before_anything_is_compiled():
     """60,000 images of 64×64 have 2³³ numbers in 64 channels."""
     model, _ = next(models(Planned(CARDS[-4])))
-    with pytest.raises(UsageError, match=r"60,000 images at a time have arrays of 2³¹ elements.*--batch \d+") as error:
+    with pytest.raises(UsageError, match=r"60,000 images at a time are more than kernels count.*--batch \d+") as error:
         Sampling(model, 60_000, batch=60_000).rehearse()
     most = int(str(error.value).split("--batch ")[1].split()[0])
     assert 2_000 < most < 2**31 // (64 * 64 * 64)
     Sampling(model, most, batch=most).rehearse()
+
+
+def test_more_blocks_than_a_launch_may_have_are_told_with_a_batch_that_has_not():
+    """Attention's grid has a block for each image on an axis that counts to 65,535."""
+    _, (model, _) = models(Planned(CARDS[-4]))
+    model.compute_in_half()
+    with pytest.raises(UsageError, match=r"70,000 images at a time are more than kernels count.*--batch \d+") as error:
+        Sampling(model, 70_000, batch=70_000).rehearse()
+    most = int(str(error.value).split("--batch ")[1].split()[0])
+    assert 64_000 < most <= 65_535
+    Sampling(model, most, batch=most).rehearse()
+    with pytest.raises(TooManyElementsError, match=r"a grid of \(1, 65536\) blocks is larger than"):
+        check_grid((1, 65536))

@@ -74,7 +74,7 @@ def test_a_batch_that_does_not_fit_is_told_with_a_microbatch_that_does():
 
 def test_what_32_bits_do_not_count_is_told_before_anything_is_compiled():
     run = trainer(Planned(CARDS[-4]), 12_000)
-    with pytest.raises(UsageError, match="12,000 images at a time have arrays of 2,147,483,648 elements or more.*"
+    with pytest.raises(UsageError, match="12,000 images at a time are more than kernels count in 32 bits; use "
                                          "--microbatch [3456]") as error:
         plan_trainer(run, PlannedRank())
     assert 12_000 % int(str(error.value).split("--microbatch ")[1].split(",")[0]) == 0

@@ -25,6 +25,7 @@ from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, WARP, multiprocessors_
 from ...device.requires import supports
 from ...device.specialise import Variants
 from ...dtypes import is_half
+from ...errors import TooManyElementsError
 from ..any_batch import assumed
 from ..versions import capped, label, versions_by_name
 from . import (
@@ -144,7 +145,8 @@ def prepare(version, arrays, heads):
         raise ValueError(f"flash attention has kernels for heads of 32, 64 and 72 channels, not {HS}; use "
                          "attention_forward and attention_backward")
     if max(B, heads) > MAX_BLOCKS_YZ or T * width >= MAX_ELEMENTS:
-        raise ValueError(f"qkv {qkv.shape} with {heads} heads is more than one launch can count; split the batch")
+        raise TooManyElementsError(f"qkv {qkv.shape} with {heads} heads is more than one launch can count; split the "
+                                   "batch")
     half = is_half(qkv.dtype)
     if version is None:
         choices = ((5, 3, 1) if T > FEW_TOKENS else (3, 1)) if half else (4, 2, 1)

@@ -444,8 +444,8 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
     residual: like all of c's array, added to it
     """
     if max(outer, inner) > MAX_BLOCKS_YZ:
-        raise ValueError(f"a batch of {outer} × {inner} matrices is more than one launch can count ({MAX_BLOCKS_YZ} on "
-                         "each axis); split it")
+        raise TooManyElementsError(f"a batch of {outer} × {inner} matrices is more than one launch can count "
+                                   f"({MAX_BLOCKS_YZ} on each axis); split it")
     if max(M * a.row, K * a.column, K * b.row, N * b.column, M * c.row) >= MAX_ELEMENTS:
         raise TooManyElementsError(f"a matrix of this product (M {M}, N {N}, K {K}) spans 2³¹ elements or more; use a "
                                    "smaller batch")

@@ -21,6 +21,7 @@ from ....device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, WARP, multiprocessors
 from ....device.requires import supports
 from ....device.specialise import Variants
 from ....dtypes import is_half
+from ....errors import TooManyElementsError
 from ...reduce import column_sum
 from ...versions import NAMES, capped, versions_by_name
 from ..launcher import HEAD_SIZES, layout
@@ -123,8 +124,8 @@ def choose_version(version, qkv, others, bias, heads, operation="sla"):
     if HS not in (SMALL_HEAD, *HEAD_SIZES):
         raise ValueError(f"sparse-linear attention has kernels for heads of 32, 64 and 72 channels, not {HS}")
     if max(B, heads) > MAX_BLOCKS_YZ or T * width >= MAX_ELEMENTS:
-        raise ValueError(f"qkv {tuple(qkv.shape)} with {heads} heads is more than one launch can count; split the "
-                         "batch")
+        raise TooManyElementsError(f"qkv {tuple(qkv.shape)} with {heads} heads is more than one launch can count; "
+                                   "split the batch")
     if 4 * choice.ROWS * blocks_of(T) > shared_limit(qkv) - choice.TILE_BYTES - 1024:
         raise ValueError(f"{T} tokens have {blocks_of(T)} blocks, whose choice does not fit into shared memory; use "
                          "fewer tokens")
