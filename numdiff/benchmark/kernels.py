@@ -192,9 +192,9 @@ def conv2d_weight_gradient(dy, x, dweight, stride, version=None):
     check_version(x.dtype, version)
     if is_half(x.dtype):
         weight = empty(dweight.shape, x.dtype, like=x)  # the launcher only uses its shape and dtype
-        conv2d._add_half_gradients(dy, x, weight, dweight, None, stride, version)
+        conv2d._half_gradients(dy, x, weight, dweight, None, stride, version)
     else:
-        conv2d._add_weight_gradient(dy, x, dweight, stride, version)
+        conv2d._weight_gradient(dy, x, dweight, stride, version)
 
 
 def versions_of(function):

@@ -186,11 +186,10 @@ def conv2d(x: Tensor, weight: Parameter, bias: Parameter | None = None, stride: 
     wants_channel, adds = channel is not None, residual is not None  # `backward` must not keep the tensors
 
     def backward(dy, before):
-        given = dy, saved, weight.like(saved), gradient_of(weight), gradient_of(bias), stride, wants_dx
-        if wants_channel:
-            gradients = [*K.conv2d_backward(*given, need_channel=True, residual=before)]
-        else:
-            gradients = [K.conv2d_backward(*given, residual=before)]
+        dweight, accumulate = (None, True) if weight.frozen else weight.grad_to_fill()
+        gradients = K.conv2d_backward(dy, saved, weight.like(saved), dweight, gradient_of(bias), stride, wants_dx,
+                                      need_channel=wants_channel, residual=before, accumulate=accumulate)
+        gradients = [*gradients] if wants_channel else [gradients]
         if adds:
             gradients.append(dy)
         return gradients

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..kernels.conv2d.narrow import NARROW
 from ..kernels.versions import capped
 from . import functional as F
 from .module import Module
@@ -21,7 +22,7 @@ def uniform(fan_in):
 
 
 def xavier(generator, shape):
-    """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010); the the the axes after the first make up
+    """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010); the axes after the first make up
     fan_in."""
     bound = math.sqrt(6 / (shape[0] + math.prod(shape[1:])))
     return generator.uniform(-bound, bound, shape)
@@ -69,7 +70,8 @@ class Conv2d(Module):
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, zero: bool = False,
                  statistics: bool = False) -> None:
         start = constant(0) if zero else uniform(inputs * kernel * kernel)
-        self.weight = Parameter((outputs, kernel, kernel, inputs), start)
+        # few channels have kernels of their own, which add, and so little to zero that one launch for all is faster
+        self.weight = Parameter((outputs, kernel, kernel, inputs), start, written=min(inputs, outputs) > NARROW)
         self.bias = Parameter((outputs,), start)
         self.stride, self.statistics = stride, statistics
         self.matrices = 1  # (out, k · k · in), as it lies

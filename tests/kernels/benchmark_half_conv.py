@@ -180,7 +180,7 @@ def main():
                         return C.conv2d_forward(dx, dw, version=version)
                     if name == "dgrad":
                         return C._half_input_gradient(ddy, dw, dx, 1, version)
-                    C._add_half_gradients(ddy, dx, dw, dweight, None, 1, version)
+                    C._half_gradients(ddy, dx, dw, dweight, None, 1, version)
                     return dweight
 
                 try:

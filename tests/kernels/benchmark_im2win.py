@@ -88,7 +88,7 @@ def run(name, version, arrays, dweight, stride):
         return launcher.conv2d_forward(x, weight, stride=stride, version=version)
     if name == "dgrad":
         return launcher._input_gradient(dy, weight, x, stride, version)
-    launcher._add_weight_gradient(dy, x, dweight, stride, version)
+    launcher._weight_gradient(dy, x, dweight, stride, version)
     return dweight
 
 

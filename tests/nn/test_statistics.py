@@ -25,6 +25,9 @@ class Weight:
     def like(self, x):
         return self.half
 
+    def grad_to_fill(self):
+        return self.grad, True
+
 
 class Block:
     """A convolution, its result made larger, and a norm."""

@@ -229,11 +229,11 @@ def columns_input_gradient(dy, weight, shape, stride):
     return dcol.reshape(shape) if kernel == stride == 1 else im2col_backward(dcol, shape, kernel, stride)
 
 
-def columns_weight_gradient(dy, x, dweight, stride):
-    """dweight += the gradient."""
+def columns_weight_gradient(dy, x, dweight, stride, accumulate=True):
+    """dweight += the gradient, or = it."""
     n, kernel = dweight.shape[:2]
     matmul_forward(dy.reshape(-1, n), columns(x, kernel, stride), transpose_a=True, out=dweight.reshape(n, -1),
-                   accumulate=True)
+                   accumulate=accumulate)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

@@ -418,8 +418,8 @@ def windows_input_gradient(dy, weight, dx, stride):
     return dx
 
 
-def windows_weight_gradient(dy, x, dweight, stride):
-    """dweight += the gradient."""
+def windows_weight_gradient(dy, x, dweight, stride, accumulate=True):
+    """dweight += the gradient, or = it."""
     (b, ho, wo, n), kernel, c = dy.shape, dweight.shape[1], x.shape[3]
     win = _transform(x, (ho, wo), kernel, stride, kernel // 2)
     tile_n, by_four = (tile_width(n), True) if c % 4 == 0 and n % 4 == 0 else (64, False)
@@ -430,7 +430,7 @@ def windows_weight_gradient(dy, x, dweight, stride):
     partial = empty((parts, dweight.size), like=dy)
     launch(conv2d_weight_gradient_kernels_v7[tile_n, by_four], (*grid, parts), 2 * tile_n, dy.reshape(-1),
            win.reshape(-1), partial.reshape(-1), _windows(win, stride), c, c4, n, kernel, steps, part_steps)
-    add_parts(partial, dweight, accumulate=True)
+    add_parts(partial, dweight, accumulate=accumulate)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

@@ -147,8 +147,8 @@ conv2d_weight_gradient_kernels_v3 = {
                           TILE_N=n, BY_FOUR=four) for n, four in VARIANTS}
 
 
-def implicit_weight_gradient(dy, x, dweight, stride):
-    """dweight += the gradient, for arrays that launcher.py has checked."""
+def implicit_weight_gradient(dy, x, dweight, stride, accumulate=True):
+    """dweight += the gradient, or = it, for arrays that launcher.py has checked."""
     _, h, w, c = x.shape
     b, ho, wo, n = dy.shape
     kernel = dweight.shape[1]
@@ -161,4 +161,4 @@ def implicit_weight_gradient(dy, x, dweight, stride):
     partial = empty((parts, dweight.size), like=dy)
     launch(conv2d_weight_gradient_kernels_v3[tile_n, by_four], (*grid, parts), threads, dy.reshape(-1), x.reshape(-1),
            partial.reshape(-1), h, w, c, c4, ho, wo, n, kernel, stride, steps, part_steps)
-    add_parts(partial, dweight, accumulate=True)
+    add_parts(partial, dweight, accumulate=accumulate)

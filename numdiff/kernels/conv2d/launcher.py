@@ -59,7 +59,7 @@ import math
 
 import numpy as np
 
-from ...device import empty, is_device
+from ...device import empty, fill_zero, is_device
 from ...dtypes import HALVES, is_half
 from ...errors import TooManyElementsError
 from ..any_batch import assumed
@@ -226,12 +226,13 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
 
 @versions_by_name(asks=True)
 def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, version=None, need_channel=False,
-                    residual=None):
+                    residual=None, accumulate=True):
     """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias (None: not
     wanted, and not computed).
 
     need_channel: returns (dx, the gradient (B, C_out) of `channel`)
     residual: like x, or None: added to dx, in the kernel that makes it where that can; of a `Pair` x a Pair, too
+    accumulate: False: dweight is written, whatever it held; dbias is added to all the same
     """
     _check(x, weight, stride, version)
     n, kernel, _, c = weight.shape
@@ -250,11 +251,12 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
     if is_linear:
         dchannel, dbias = _sums(dy, dbias, need_channel)
         rows = None if dweight is None else dweight.reshape(n, c)
-        dx = linear_backward(dy, x, weight.reshape(n, c), rows, dbias, need_dx, residual=residual)
+        dx = linear_backward(dy, x, weight.reshape(n, c), rows, dbias, need_dx, residual=residual,
+                             accumulate=accumulate)
         residual = None
     elif not is_device(x):
         dchannel, dbias = _sums(dy, dbias, need_channel)
-        dx = conv2d_backward_cpu(dy, x, weight, dweight, dbias, stride, need_dx)
+        dx = conv2d_backward_cpu(dy, x, weight, _to_add_to(dweight, accumulate), dbias, stride, need_dx)
     else:
         _check_size(x, weight, dy)
         if is_half(x.dtype):
@@ -262,7 +264,7 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
             if dy.dtype != x.dtype or kind != np.float32:
                 raise ValueError(f"dy and dweight are {dy.dtype} and {kind}: with x in {x.dtype} they must be "
                                  f"{x.dtype} and float32")
-            dchannel = _add_half_gradients(dy, x, weight, dweight, dbias, stride, version, need_channel)
+            dchannel = _half_gradients(dy, x, weight, dweight, dbias, stride, version, need_channel, accumulate)
             dx = _half_input_gradient(dy, weight, x, stride, version, residual) if need_dx else None
             residual = None
         else:
@@ -271,7 +273,7 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
             if dbias is not None:
                 column_sum(dy, dbias)
             if dweight is not None:
-                _add_weight_gradient(dy, x, dweight, stride, version)
+                _weight_gradient(dy, x, dweight, stride, version, accumulate)
             dx = _input_gradient(dy, weight, x, stride, version) if need_dx else None
     if residual is not None and need_dx:
         dx = add_forward(dx, residual)
@@ -290,7 +292,12 @@ def _sums(dy, dbias, need_channel):
     return dchannel, None
 
 
-def _add_half_gradients(dy, x, weight, dweight, dbias, stride, version, need_channel=False):
+def _to_add_to(dweight, accumulate):
+    """dweight for a kernel that can only add to it."""
+    return dweight if accumulate or dweight is None else fill_zero(dweight)
+
+
+def _half_gradients(dy, x, weight, dweight, dbias, stride, version, need_channel=False, accumulate=True):
     """dweight and dbias from float16 arrays; returns the gradient of `channel`, or None."""
     if dweight is None:
         dchannel, dbias = _sums(dy, dbias, need_channel)
@@ -301,15 +308,16 @@ def _add_half_gradients(dy, x, weight, dweight, dbias, stride, version, need_cha
     version = _half_version(x, weight, stride, version, {
         3: narrow_gradient_supports(x, weight, stride), 4: mma_supports(x, weight), 5: hopper, 6: hopper})
     if version >= 5:
-        return hopper_weight_gradient(dy, x, dweight, dbias, whole_halo=version == 6, need_channel=need_channel)
+        return hopper_weight_gradient(dy, x, dweight, dbias, whole_halo=version == 6, need_channel=need_channel,
+                                      accumulate=accumulate)
     dchannel, dbias = _sums(dy, dbias, need_channel)
-    summed = version == 3 and narrow_half_weight_gradient(dy, x, dweight, dbias)
+    summed = version == 3 and narrow_half_weight_gradient(dy, x, _to_add_to(dweight, accumulate), dbias)
     if dbias is not None and not summed:
         column_sum(dy, dbias)
     if version == 4:
-        mma_weight_gradient(dy, x, dweight, stride)
+        mma_weight_gradient(dy, x, dweight, stride, accumulate)
     elif version == 1:
-        _add_weight_gradient(dy, x, dweight, stride, 1)
+        _weight_gradient(dy, x, dweight, stride, 1, accumulate)
     return dchannel
 
 
@@ -329,19 +337,19 @@ def _half_input_gradient(dy, weight, x, stride, version, residual=None):
     return dx if residual is None else add_forward(dx, residual)
 
 
-def _add_weight_gradient(dy, x, dweight, stride, version):
+def _weight_gradient(dy, x, dweight, stride, version, accumulate=True):
     if tf32_chosen(x, dweight, version):
-        tf32_weight_gradient(dy, x, dweight, stride)
+        tf32_weight_gradient(dy, x, dweight, stride, accumulate)
     elif version == 1:
-        direct_weight_gradient(dy, x, dweight, stride)
+        direct_weight_gradient(dy, x, _to_add_to(dweight, accumulate), stride)
     elif version == 2:
-        columns_weight_gradient(dy, x, dweight, stride)
+        columns_weight_gradient(dy, x, dweight, stride, accumulate)
     elif version == 7:
-        windows_weight_gradient(dy, x, dweight, stride)
+        windows_weight_gradient(dy, x, dweight, stride, accumulate)
     elif dweight.shape[0] <= NARROW:
-        narrow_weight_gradient(dy, x, dweight, stride)
+        narrow_weight_gradient(dy, x, dweight, stride, accumulate)
     else:
-        implicit_weight_gradient(dy, x, dweight, stride)
+        implicit_weight_gradient(dy, x, dweight, stride, accumulate)
 
 
 def _input_gradient(dy, weight, x, stride, version):

@@ -327,8 +327,8 @@ def mma_input_gradient(dy, weight, dx, stride):
     return mma_forward(dy, flipped, None, dx, 1, spread=stride)
 
 
-def mma_weight_gradient(dy, x, dweight, stride):
-    """dweight += …"""
+def mma_weight_gradient(dy, x, dweight, stride, accumulate=True):
+    """dweight += …, or = …"""
     _, h, w, c = x.shape
     b, ho, wo, n = dy.shape
     size, pixels = dweight.shape[1], b * ho * wo
@@ -340,4 +340,4 @@ def mma_weight_gradient(dy, x, dweight, stride):
     kernel = in_bfloat16(conv2d_weight_gradient_kernel_v4, x.dtype)
     launch(kernel, (*grid, parts), THREADS, dy.reshape(-1), x.reshape(-1),
            partial.reshape(-1), Geometry(h, w, c, ho, wo, n, size, stride), pixels, part_steps * STEP)
-    add_parts(partial, dweight, accumulate=True)
+    add_parts(partial, dweight, accumulate=accumulate)

@@ -127,8 +127,8 @@ def narrow_forward(x, weight, bias, y, stride):
            Geometry(h, w, c, ho, wo, n, kernel, stride), b * ho * wo, int(bias is not None), int(c % 4 == 0))
 
 
-def narrow_weight_gradient(dy, x, dweight, stride):
-    """dweight += the gradient, for arrays that launcher.py has checked."""
+def narrow_weight_gradient(dy, x, dweight, stride, accumulate=True):
+    """dweight += the gradient, or = it, for arrays that launcher.py has checked."""
     _, h, w, c = x.shape
     b, ho, wo, n = dy.shape
     kernel = dweight.shape[1]
@@ -138,4 +138,4 @@ def narrow_weight_gradient(dy, x, dweight, stride):
     partial = empty((parts, dweight.size), like=dy)
     launch(conv2d_narrow_weight_gradient_kernel, (*grid, parts), BLOCK, dy.reshape(-1), x.reshape(-1),
            partial.reshape(-1), h, w, c, ho, wo, n, kernel, stride, b * ho, part_lines)
-    add_parts(partial, dweight, accumulate=True)
+    add_parts(partial, dweight, accumulate=accumulate)

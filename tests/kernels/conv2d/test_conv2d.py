@@ -94,6 +94,22 @@ def test_backward_adds_a_residual_to_dx(engine, rng, shape):
         run(residual[..., :4])
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 5, 8, 12, 1, 1), (1, 3, 3, 3, 9, 3, 1), (1, 5, 4, 8, 4, 3, 2)], ids=str)
+@versions(1, 2, 3, 7)
+@where(lambda engine, version, shape: engine != "emulator" or version and (shape[-2] > 1 or version == 2))
+@quick(lambda engine, shape: engine != "emulator" or shape[-1] > 1)
+def test_a_gradient_is_written(engine, rng, shape, version):
+    """…whatever was there: with the bits of one that is added to zeros."""
+    x, weight, bias, dy, stride = operands(rng, shape)
+    got = []
+    for accumulate in (True, False):
+        dweight = engine(np.full(weight.shape, 0.0 if accumulate else np.nan))
+        C.conv2d_backward(engine(dy), engine(x), engine(weight), dweight, None, stride, need_dx=False, version=version,
+                          accumulate=accumulate)
+        got.append(dweight)
+    engine.check_equal(*got)
+
+
 def test_backward_without_dx_or_bias(engine, rng):
     x, weight, _, dy, stride = operands(rng, (1, 3, 3, 4, 12, 3, 1))
     dweight = engine.zeros(weight.shape)

@@ -161,6 +161,24 @@ def test_hopper_backward(engine, rng, version, shape):
         repeat(engine, got, run)
 
 
+@pytest.mark.parametrize("version, shape", [
+    (3, (1, 4, 4, 3, 64, 3, 1)), (4, (1, 5, 4, 8, 16, 3, 2)), (6, (2, 9, 8, 8, 16, 3, 1)), (5, (1, 3, 9, 8, 16, 5, 1)),
+    (1, (1, 3, 3, 8, 8, 3, 1)), (None, (1, 4, 4, 8, 16, 1, 1)), (None, (32, 64, 64, 64, 64, 3, 1))], ids=str)
+@on()
+@where(lambda engine, shape: engine == "cuda" or shape[0] < 32 and shape[5] < 5)
+@quick(lambda engine, version: engine != "emulator" or version == 6)
+def test_a_gradient_is_written(engine, rng, version, shape):
+    """…whatever was there: with the bits of one that is added to zeros."""
+    a, _ = operands(rng, shape)
+    got = []
+    for accumulate in (True, False):
+        dweight = engine(np.full(a["weight"].shape, 0.0 if accumulate else np.nan))
+        C.conv2d_backward(*(engine(a[name], np.float16) for name in ("dy", "x", "weight")), dweight, None, shape[6],
+                          need_dx=False, version=version, accumulate=accumulate)
+        got.append(dweight)
+    engine.check_equal(*got)
+
+
 @pytest.mark.parametrize("shape", [(1, 8, 16, 8, 40), (3, 8, 8, 72, 16), (32, 64, 64, 64, 64), (7, 48, 48, 72, 72),
                                    (33, 8, 8, 192, 256), (4, 16, 16, 128, 200)], ids=str)
 @pytest.mark.parametrize("addends", [False, True], ids=["alone", "with addends"])

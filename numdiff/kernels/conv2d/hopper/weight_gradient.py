@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....device import cuda, empty, float32, int32, launch, load4, store4, uint32
+from ....device import cuda, empty, fill_zero, float32, int32, launch, load4, store4, uint32
 from ....device.half import in_bfloat16
 from ....device.mbarrier import fence_barrier_init, smem_u32
 from ....device.pipeline import (
@@ -358,17 +358,21 @@ def add_weight_gradient_kernel(partial, dweight, parts, size, C, N, taps):
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
-def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=False, need_channel=False):
+def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=False, need_channel=False,
+                           accumulate=True):
     """dweight += …, dbias += …, for arrays that ../launcher.py has checked; general: not by the kernels for 3 × 3 taps.
 
+    accumulate: False: dweight = …
     need_channel: returns the sums of dy over each image's pixels, (B, N)
     """
     b, h, w, n = dy.shape
     c, size = x.shape[3], dweight.shape[1]
     if size == SIZE and not general:
         dchannel = empty((b, n), np.float32, like=dy) if need_channel else None
-        hopper_weight_gradient_3x3(dy, x, dweight, dbias, whole_halo, dchannel=dchannel)
+        hopper_weight_gradient_3x3(dy, x, dweight, dbias, whole_halo, dchannel=dchannel, accumulate=accumulate)
         return dchannel
+    if not accumulate:
+        fill_zero(dweight)
     dchannel = None
     if need_channel:
         dchannel = sample_sum(dy)

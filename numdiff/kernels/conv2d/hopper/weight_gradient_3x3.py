@@ -3,7 +3,8 @@
 MATHEMATICS
     as in weight_gradient.py:  dweight[n, tap, c] += Σ_p dy[p, n] · x[p + tap - 1, c],  dbias[n] += Σ_p dy[p, n]
 SHAPES
-    dy (B, H, W, N), x (B, H, W, C): float16 or bfloat16; dweight (N, 3, 3, C), dbias (N,): float32, added to
+    dy (B, H, W, N), x (B, H, W, C): float16 or bfloat16; dweight (N, 3, 3, C), dbias (N,): float32, added to;
+    dweight may be written instead
     dchannel (B, N) float32: the sums of dy over each image's pixels, where a vector of its own was added to each image
     C and N multiples of 8, stride 1
 WHAT IS NEW, AND WHY IT PAYS
@@ -17,8 +18,8 @@ WHAT IS NEW, AND WHY IT PAYS
     memory, where the pixels were, and adds up one share of the tile from the shared memory of all. If one cluster has
     all the pixels, that is the result: no partial sums go through the L2 cache, and no second kernel adds them. If
     several clusters share the pixels, each writes its sums once, an eighth of what its blocks would write.
-    The share that a block will add up starts from what dweight holds; the block loads that while the first pixels are
-    on their way.
+    The share that a block will add up starts from what dweight holds, if it is added to; the block loads that while the
+    first pixels are on their way.
     A chunk's products are one stretch of code without a branch, so a kernel is made for each number of pixels: see
     `multiply_chunk`.
 WHO DOES WHAT  (512 threads: four warpgroups)
@@ -238,7 +239,7 @@ def consume(ring, sums, warpgroup, arrays, boxes, own, shape, tiling, parts):
               place_of(2, w, h, w, h), place_of(2, w, h, boxes.pitch, boxes.height),
               place_of(3, w, h, w, h), place_of(3, w, h, boxes.pitch, boxes.height))
     mine = share_of(thread, tap_column, own, parts.share, shape.C, shape.N)
-    read_sums(acc, arrays.dweight, mine, int32(mine.left if own.group == 0 else 0))
+    read_sums(acc, arrays.dweight, mine, int32(mine.left if own.group == 0 and parts.adds else 0))
     wgmma_wait(acc)  # no product is on its way yet: for the compilers, the accumulators are complete from here on
     main_loop(acc, ring, x_shift, dy_stride, x_stride, places, int32(own.last_chunk - own.first_chunk), thread == 0)
 
@@ -318,9 +319,10 @@ def plan_for(dy, x, whole_halo, only):
     return planned(only and tuple(only))
 
 
-def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only=None, dchannel=None):
+def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only=None, dchannel=None, accumulate=True):
     """dweight += …, dbias += …, dchannel = …, for arrays that ../launcher.py has checked.
 
+    accumulate: False: dweight = …
     only: as of `choose_plan`, for tests and `numdiff bench tune`
     """
     (b, h, w, n), c = dy.shape, x.shape[3]
@@ -342,7 +344,7 @@ def hopper_weight_gradient_3x3(dy, x, dweight, dbias=None, whole_halo=True, only
            Maps(map_dy, map_x), Arrays(targets[0], targets[1], out, bias_out, channel_out),
            Shape(b, across, down, c, n),
            Tiling(int(whole_halo), plan.width, plan.height, plan.images, plan.stages, plan.x_bytes),
-           Parts(*divmod(plan.chunks, plan.parts), plan.blocks, plan.share), int(dbias is not None),
+           Parts(*divmod(plan.chunks, plan.parts), plan.blocks, plan.share, int(accumulate)), int(dbias is not None),
            int(dchannel is not None), shared=plan.shared, cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1)
     sums = [Sum(part, count, target, False) for part, count, target in zip(parts, counts, targets, strict=True)
             if count > 1 and target is not nothing]

@@ -58,12 +58,13 @@ class Tiling(NamedTuple):
 
 class Parts(NamedTuple):
     """How the chunks are shared. part_chunks: of a part, one more of the first `more`; blocks: of a cluster; share:
-    vectors of four sums that one of them adds up in each thread."""
+    vectors of four sums that one of them adds up in each thread; adds: whether to what dweight holds."""
 
     part_chunks: int
     more: int
     blocks: int
     share: int
+    adds: int
 
 
 # Where things lie -----------------------------------------------------------------------------------------------------

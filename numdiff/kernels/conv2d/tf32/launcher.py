@@ -142,8 +142,8 @@ def tf32_input_gradient(dy, weight, dx):
     return tf32_forward(dy, weight, None, dx, 1, gradient=True)
 
 
-def tf32_weight_gradient(dy, x, dweight, stride):
-    """dweight += …"""
+def tf32_weight_gradient(dy, x, dweight, stride, accumulate=True):
+    """dweight += …, or = …"""
     _, h, w, c = x.shape
     b, ho, wo, n = dy.shape
     size, pixels = dweight.shape[1], b * ho * wo
@@ -154,4 +154,4 @@ def tf32_weight_gradient(dy, x, dweight, stride):
     launch(WEIGHT_GRADIENT[tile], (-(-columns // tile[1]), -(-n // tile[0]), parts), THREADS, dy.reshape(-1),
            x.reshape(-1), partial.reshape(-1), Geometry(h, w, c, ho, wo, n, size, stride), pixels, part_steps * BK,
            shared=shared_bytes(tile))
-    add_parts(partial, dweight, accumulate=True)
+    add_parts(partial, dweight, accumulate=accumulate)
