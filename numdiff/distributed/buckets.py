@@ -105,21 +105,8 @@ def _filled(cell):
     return True
 
 
-class Watcher:
-    """What a `Watch` tells; a base class whose methods do nothing."""
-
-    def begin(self, records):
-        """The backward pass of a tape with these records begins."""
-
-    def played(self, number):
-        """Record `number`, counted in the order of playing back, has been played."""
-
-    def ended(self):
-        """The backward pass is over, or has failed."""
-
-
 class Watch:
-    """Context: the tapes played back inside tell a `Watcher`."""
+    """Context: the tapes played back inside tell `begin` and `played`."""
 
     def __init__(self, watcher):
         self.watcher = watcher
@@ -129,4 +116,3 @@ class Watch:
 
     def __exit__(self, *_):
         _watchers.pop()
-        self.watcher.ended()

@@ -6,7 +6,7 @@ import numpy as np
 from ..device import HostTwin, between, copy_into, is_device
 from ..kernels.second_pass import settle
 from ..progress import tick
-from .buckets import Plan, Watch, Watcher, parameters_of
+from .buckets import Plan, Watch, parameters_of
 from .exchange_base import Mail, NoExchange, shared_part, try_sums, wait
 
 
@@ -29,7 +29,7 @@ class HostArray:
         pass
 
 
-class MpiExchange(NoExchange, Watcher):
+class MpiExchange(NoExchange):
     """Bucket after bucket by MPI, all ranks in the same order, while the backward pass goes on.
 
     Two ranks that both need the sum let MPI's Iallreduce make it. Otherwise a bucket's owners get the other ranks'

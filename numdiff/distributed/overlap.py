@@ -9,10 +9,7 @@ come last, so every run would wait for them. What has not left when the backward
 share the update, each needs the sums of its own part only: no second barrier, no gather.)
 
 FOR WHOM. A kernel that adds needs registers, of which a DiT's GEMMs leave none on any multiprocessor: it waits for
-them, and they for it. So a model says how (`Model.exchange_beside`): True for the UNet, whose kernels leave room. For a
-DiT "apart": the kernels of the backward pass are launched as for a GPU with two multiprocessors less, and a sum that
-reads through TMA (kernels/peer_pieces.py, version 2) has those to itself. If each rank needs all the sums, the others'
-are gathered after the pass.
+them, and they for it. So a model says whether it pays (`Model.exchange_beside`).
 
 THE SAME BITS. Each element is added up by one rank, in rank order, as without this. Where a weight's gradient waits for
 its parts to be added up (kernels/second_pass.py), that is done before a group leaves.
@@ -29,14 +26,12 @@ lent again in this step. Its kernels write nothing else, and the join precedes w
 import numpy as np
 
 from ..device import forked, join, lasting, upload
-from ..device.requires import supports
-from ..kernels.peer_pieces import REDUCE_V2, peer_copy_pieces, peer_reduce_pieces, pieces_of
+from ..kernels.peer_pieces import peer_copy_pieces, peer_reduce_pieces, pieces_of
 from ..kernels.second_pass import settle
 from ..nn.partition import joined
-from .buckets import NEVER, Watch, Watcher, last_records, parameters_of
+from .buckets import NEVER, last_records, parameters_of
 
 BLOCKS = 64  # of 256 threads, that add up during the backward pass; 0: the sum follows it
-APART = 2  # multiprocessors that a sum has to itself: they read 158 GB/s over an H100's NVLink; 0: the sum follows
 GROUPS = 16  # at most, of nearly the same size: little more than one of them is left for after the backward pass
 
 
@@ -96,50 +91,21 @@ def made_for(exchange, parameters):
 
 def wanted(parameters):
     """Whether the gradients are summed during the backward pass."""
-    return BLOCKS > 0 if getattr(parameters, "exchange_beside", False) is True else is_apart(parameters)
+    return BLOCKS > 0 and getattr(parameters, "exchange_beside", False)
 
 
-def is_apart(parameters):
-    """…by multiprocessors of their own."""
-    gpu = getattr(parameters.grad, "backend", None)
-    return (APART > 0 and getattr(parameters, "exchange_beside", False) == "apart" and hasattr(gpu, "capability")
-            and supports(gpu, REDUCE_V2))
-
-
-def plan(parameters, size):
+def plan(like, size):
     """Launch the kernels of an `Overlap` among `size` ranks on a stand-in for a GPU."""
-    like = parameters.grad
     table = upload(pieces_of([(0, 0, 0, 4)]), like)
-    for version in (2, 1) if is_apart(parameters) else (1,):
-        peer_reduce_pieces([like] * size, like, table, version=version)
+    peer_reduce_pieces([like] * size, like, table)
     peer_copy_pieces([like] * size, like, table)
 
 
-class Aside(Watcher):
-    """Watcher of a backward pass whose kernels leave some of a GPU's multiprocessors to others."""
-
-    def __init__(self, gpu, multiprocessors):
-        self.gpu, self.all, self.left_over = gpu, gpu.multiprocessors, gpu.multiprocessors - multiprocessors
-
-    def begin(self, records):
-        self.gpu.multiprocessors = self.left_over
-
-    def ended(self):
-        self.gpu.multiprocessors = self.all
-
-
-def rehearsed(parameters):
-    """Context: a backward pass on a stand-in for a GPU launches what it does beside a sum."""
-    return Watch(Aside(parameters.grad.backend, APART))
-
-
-class Overlap(Watcher):
+class Overlap:
     """Watcher (buckets.py) of a backward pass, for a `PeerExchange`."""
 
     def __init__(self, exchange, parameters):
         self.exchange, self.parameters = exchange, parameters
-        self.aside = Aside(exchange.gpu, APART) if is_apart(parameters) else Watcher()
-        self.apart = is_apart(parameters)
         self.groups = {}  # length of a tape -> [Group]; all are kept, as a captured step reads their tables
         self.current, self.left = None, 0  # the groups of this step, once it has begun, and how many of them have left
 
@@ -149,37 +115,27 @@ class Overlap(Watcher):
             self.groups[len(records)] = groups_of(self.parameters, touched, exchange.rank, len(exchange.gradients),
                                                   exchange.partition and exchange.partition.bounds)
         self.current, self.left = self.groups[len(records)], 0
-        self.aside.begin(records)
-
-    def ended(self):
-        self.aside.ended()
 
     def played(self, number):
         while (self.left < len(self.current) - 1 and self.current[self.left].ready <= number
                and self.current[self.left].complete):
             settle()
             with forked(self.exchange.gpu):
-                self._add(self.current[self.left], APART if self.apart else BLOCKS)
+                self._add(self.current[self.left], BLOCKS)
 
     def finish(self):
         """Wait for the second stream, then sum what has not left."""
         join(self.exchange.gpu)
         while self.left < len(self.current):
             self._add(self.current[self.left], None)
-        if self.apart and not self.exchange.partition:
-            self._gather(self.current, None)
         self.current = None
 
     def _add(self, group, blocks):
         exchange = self.exchange
+        own = exchange.gradient
         exchange.barrier()  # every rank's gradients of the group are ready
-        peer_reduce_pieces(exchange.gradients, exchange.gradient, group.own, blocks=blocks,
-                           version=2 if self.apart and blocks else None)
-        if not (self.apart or exchange.partition):
-            self._gather([group], blocks)
+        peer_reduce_pieces(exchange.gradients, own, group.own, blocks=blocks)
+        if not exchange.partition:
+            exchange.barrier()  # every rank's sums are there
+            peer_copy_pieces(exchange.gradients, own, group.others, blocks=blocks)
         self.left += 1
-
-    def _gather(self, groups, blocks):
-        self.exchange.barrier()  # every rank's sums are there
-        for group in groups:
-            peer_copy_pieces(self.exchange.gradients, self.exchange.gradient, group.others, blocks=blocks)

@@ -71,7 +71,7 @@ class PeerExchange(NoExchange):
         self.add(zeros(1, np.float32, like))
         self.gather(partition and partition.bounds)
         if overlap.wanted(parameters):
-            overlap.plan(parameters, size)
+            overlap.plan(like, size)
         if partition:
             self.weights, self.partials = [parameters.data] * size, [partition.partials] * size
             self.gather_partials()

@@ -15,63 +15,36 @@ SHAPES
     pieces: int64 (P, 4), rows (buffer, first, to, count) as `pieces_of` cuts them: at most PIECE elements, all of them
     multiples of 4
 VERSIONS
-    v1 vectorised: a block takes a piece after the other: four elements a thread, by 16-byte loads and stores; of a sum
-       two times four from all ranks under way together, by a kernel for each number of ranks.
-    v2 tma, of a sum: one warp asks TMA for boxes of 1 KiB of all ranks, 192 KiB of them under way, and eight warps add
-       up what has come. What a multiprocessor has under way by loads its L1 cache limits, to 8 GB/s over NVLink;
-       through TMA it reads 79: on four H100s 2 blocks a GPU read 158 GB/s, 4 blocks 265, and 16 all that the links
-       give, 325 (v1: 64 blocks 314). So a sum leaves the backward pass 130 of 132 multiprocessors, and for as long as
-       it has one nothing else fits there: its shared memory is taken.
+    v1 a block takes a piece after the other: four elements a thread, by 16-byte loads and stores; of a sum two times
+       four from all ranks under way together, by a kernel for each number of ranks.
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     peer_copy_pieces, 20494272, 20494272, float32 (both ranks' arrays on one card)
         *       14.2 µs    2,878 GB/s   70 % of memory
 LAUNCH
-    P blocks of 256 threads, or fewer; v2: of 288, with 192 KiB of shared memory.
+    P blocks of 256 threads, or fewer.
 DETERMINISM
     fixed order of addition, that of `peer_reduce_scatter`; which thread does it does not matter. Pieces do not overlap.
 COST
     copy: 4 bytes read and 4 written an element; 2 more written with `half`. Sum: 4 N read and 4 written. Roof: the
     ingoing half of NVLink, where the buffers are those of other ranks.
 SOURCE
-    plain bookkeeping, no source; TMA: PTX ISA, section 9.7.9.27, "cp.async.bulk.tensor".
+    plain bookkeeping, no source.
 READ NEXT
     numdiff/nn/partition.py and numdiff/distributed/overlap.py, which say what is moved.
 """
 import numpy as np
 
-from ..device import cuda, float32, int32, is_device, launch, load4, store4, uint32
+from ..device import cuda, int32, is_device, launch, load4, store4
 from ..device.eight import one_of
-from ..device.mbarrier import smem_u32
-from ..device.pipeline import (
-    advance,
-    consumer_release,
-    consumer_start,
-    consumer_wait,
-    make_ring,
-    producer_acquire,
-    producer_start,
-    stage_at,
-    start_ring,
-)
-from ..device.requires import requires
 from ..device.specialise import Constant, Variants, specialise
-from ..device.tensor_map import tensor_map
-from ..device.tma import tma_load_1d
 from .common import load4_or_zeros
 from .elementwise import cast_into
 from .peer_reduce import MAX_RANKS, add4, eight
-from .versions import versions_by_name
 
 BLOCK = 256  # threads
 PIECE = 4 * 4 * BLOCK  # elements that a block copies at most: 16 KiB, four loads a thread
 MOST_BLOCKS = 2**16  # more take further pieces each
-BOX = 256  # elements that TMA brings at once, the most there can be
-TILE = 8 * BOX  # elements of a rank in a stage
-LANES = TILE // BOX  # of the producer's warp, that ask for a box each
-CONSUMERS = 8  # warps
-V2_THREADS = 32 + 32 * CONSUMERS
-SHARED = 192 << 10  # bytes of all stages
 
 
 def pieces_of(ranges):
@@ -154,102 +127,6 @@ def peer_reduce_pieces_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, pieces):
 REDUCE = Variants(range(1, MAX_RANKS + 1), lambda ranks: specialise(peer_reduce_pieces_kernel_v1, RANKS=ranks))
 
 
-# Sums by TMA ----------------------------------------------------------------------------------------------------------
-
-STAGES = Constant(lambda RANKS: SHARED // (4 * TILE * RANKS))
-BARRIERS = Constant(lambda RANKS: 2 * (SHARED // (4 * TILE * RANKS)))
-
-
-@cuda.jit(device=True, forceinline=True)
-def ask_for_boxes(to, maps, full, x):
-    """One lane asks for the box at element x of all ranks."""
-    m0, m1, m2, m3, m4, m5, m6, m7 = maps
-    rank_bytes = uint32(4 * TILE)
-    tma_load_1d(to, m0, full, x)
-    if RANKS > 1:
-        tma_load_1d(uint32(to + rank_bytes), m1, full, x)
-    if RANKS > 2:
-        tma_load_1d(uint32(to + uint32(2) * rank_bytes), m2, full, x)
-    if RANKS > 3:
-        tma_load_1d(uint32(to + uint32(3) * rank_bytes), m3, full, x)
-    if RANKS > 4:
-        tma_load_1d(uint32(to + uint32(4) * rank_bytes), m4, full, x)
-    if RANKS > 5:
-        tma_load_1d(uint32(to + uint32(5) * rank_bytes), m5, full, x)
-    if RANKS > 6:
-        tma_load_1d(uint32(to + uint32(6) * rank_bytes), m6, full, x)
-    if RANKS > 7:
-        tma_load_1d(uint32(to + uint32(7) * rank_bytes), m7, full, x)
-
-
-@cuda.jit(device=True, forceinline=True)
-def bring_pieces(ring, maps, pieces):
-    """The producer's warp: all whole boxes of the block's pieces, a tile a stage."""
-    lane = int32(cuda.threadIdx.x)
-    stage, parity = producer_start()
-    for piece in range(int32(cuda.blockIdx.x), int32(pieces.shape[0]), int32(cuda.gridDim.x)):
-        first, boxes = pieces[piece, 1], int32(int32(pieces[piece, 3]) // BOX)
-        for box in range(int32(0), boxes, LANES):
-            full = uint32(ring.full + uint32(8) * uint32(stage))
-            if lane == 0:
-                producer_acquire(ring, stage, parity, uint32(min(int32(LANES), boxes - box)) * uint32(4 * BOX * RANKS))
-            cuda.syncwarp()
-            if lane < LANES and box + lane < boxes:
-                ask_for_boxes(uint32(stage_at(ring, stage) + uint32(4 * BOX) * uint32(lane)), maps, full,
-                              uint32(first + (box + lane) * BOX))
-            stage, parity = advance(ring, stage, parity)
-
-
-@cuda.jit(device=True, forceinline=True)
-def sum4_of_tile(tiles, at):
-    """The sum over the ranks of four neighbours in a stage, in rank order."""
-    t = load4(tiles, at)
-    for rank in range(1, RANKS):
-        t = add4(t, load4(tiles, int32(at + rank * TILE)))
-    return t
-
-
-@cuda.jit(device=True, forceinline=True)
-def add_up_pieces(ring, tiles, buffers, y, pieces):
-    """The other warps: sums of what has come; what is left of a piece, less than a box, they load themselves."""
-    x0, x1, x2, x3, x4, x5, x6, x7 = buffers
-    t = int32(cuda.threadIdx.x - 32)
-    stage, parity = consumer_start()
-    for piece in range(int32(cuda.blockIdx.x), int32(pieces.shape[0]), int32(cuda.gridDim.x)):
-        first, to, count = pieces[piece, 1], pieces[piece, 2], int32(pieces[piece, 3])
-        whole = int32(count // BOX * BOX)
-        for at in range(int32(0), whole, TILE):
-            consumer_wait(ring, stage, parity)
-            for i in range(4 * t, min(int32(TILE), whole - at), 128 * CONSUMERS):
-                a = sum4_of_tile(tiles, int32(stage * (RANKS * TILE) + i))
-                store4(y, to + at + i, a[0], a[1], a[2], a[3])
-            cuda.syncwarp()
-            if t & 31 == 0:
-                consumer_release(ring, stage)
-            stage, parity = advance(ring, stage, parity)
-        rest = int32(whole + 4 * t)
-        if rest < count:
-            a = sum4(x0, x1, x2, x3, x4, x5, x6, x7, first + rest, True)
-            store4(y, to + rest, a[0], a[1], a[2], a[3])
-
-
-@requires("9.0")
-def peer_reduce_pieces_kernel_v2(maps, buffers, y, pieces):
-    """maps: tensor maps of the buffers, boxes of BOX elements; both eight."""
-    tiles = cuda.shared.array(0, float32, alignment=1024)
-    barriers = cuda.shared.array(BARRIERS, np.uint64)
-    ring = make_ring(smem_u32(tiles), uint32(4 * TILE * RANKS), int32(STAGES), smem_u32(barriers))
-    start_ring(ring, 1, CONSUMERS)
-    if cuda.threadIdx.x < 32:
-        bring_pieces(ring, maps, pieces)
-    else:
-        add_up_pieces(ring, tiles, buffers, y, pieces)
-
-
-REDUCE_V2 = Variants(range(2, MAX_RANKS + 1), lambda ranks: specialise(
-    peer_reduce_pieces_kernel_v2, launch_bounds=(V2_THREADS, 1), RANKS=ranks))
-
-
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def peer_copy_pieces(buffers, y, pieces, half=None, blocks=None):
@@ -267,19 +144,11 @@ def peer_copy_pieces(buffers, y, pieces, half=None, blocks=None):
                y if half is None else half, int(half is not None))
 
 
-@versions_by_name
-def peer_reduce_pieces(buffers, y, pieces, blocks=None, version=None):
-    """y[to …] = the sum over all buffers, in rank order, from [first …] on, for each piece; blocks: at most so many.
-
-    version: 2 only where it is asked for, from two ranks on
-    """
+def peer_reduce_pieces(buffers, y, pieces, blocks=None):
+    """y[to …] = the sum over all buffers, in rank order, from [first …] on, for each piece; blocks: at most so many."""
     _check(buffers)
     if not is_device(y):
         peer_reduce_pieces_reference(buffers, y, pieces)
-    elif pieces.shape[0] and version == 2:
-        maps = [tensor_map(x, (BOX,), swizzle=0) for x in buffers]
-        launch(REDUCE_V2[len(buffers)], _grid(pieces, blocks), V2_THREADS, tuple(eight(maps)), tuple(eight(buffers)), y,
-               pieces, shared=SHARED)
     elif pieces.shape[0]:
         launch(REDUCE[len(buffers)], _grid(pieces, blocks), BLOCK, *eight(buffers), y, pieces)
 

@@ -243,7 +243,6 @@ class DiT(Model):
     """
 
     kind = "dit"
-    exchange_beside = "apart"
     block_kinds = (Block,)
     part_kinds = {"attention": (Attention,), "mlp": (Mlp, SwiGLU)}
     float8_layers = "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "mlp.w12", "mlp.w3"

@@ -9,7 +9,6 @@ anything. On each host the first rank compiles for all, on the cores of all, and
 kernels of a whole run.
 """
 import contextlib
-import functools
 import sys
 import time
 
@@ -20,7 +19,6 @@ from ..device import get_gpu, zeros
 from ..device.compile_ahead import CompileAhead
 from ..device.planned import card_of, collect
 from ..diffusion import Sampling
-from ..distributed import overlap
 from ..distributed.communicator import Alone, current
 from ..distributed.exchange_base import Mail, NoExchange
 from ..distributed.peer_exchange import PeerExchange
@@ -72,9 +70,6 @@ def plan_trainer(trainer, communicator):
     possible = communicator.hosts == 1 or not (trainer.shares_update or parameters.float8)
     if possible and 1 < on_host <= MAX_RANKS and communicator.transport in ("auto", "peer"):
         PeerExchange.planned(parameters, on_host, trainer.partition if trainer.shares_update else None)
-        if overlap.is_apart(parameters):  # with fewer multiprocessors other tiles may be chosen
-            trainer.exchange.watch = functools.partial(overlap.rehearsed, parameters)
-            trainer.step_function.run()
 
 
 def plan_sampling(model, *how, **more):

@@ -17,7 +17,7 @@ import numpy as np
 from numdiff.distributed import communicator as distributed
 from numdiff.distributed import overlap
 from numdiff.errors import UsageError
-from numdiff.nn import DiT, UNet
+from numdiff.nn.model import Model
 from numdiff.training.options import resolve
 from tests.distributed.benchmark_scaling import Images, alone, compile_all, ready_trainer, sum_seconds, timed
 
@@ -83,8 +83,7 @@ def main():
                                **({"architecture": architecture, "image_size": 32, "channels": 4} if architecture
                                   else {})})
             images = Images(images_of, options.image_size, options.channels or 3)
-            DiT.exchange_beside = UNet.exchange_beside = True
-            overlap.BLOCKS = given.blocks[0]
+            Model.exchange_beside, overlap.BLOCKS = True, given.blocks[0]
             compile_all(communicator, options, images)
             overlap.BLOCKS = 0
             single = options.changed(batch=images_of, shard_update="auto")

@@ -32,7 +32,8 @@ from numdiff.distributed.together import stop_signals
 from numdiff.dtypes import HALVES
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels.quantise import PARTIALS
-from numdiff.nn import DiT, Linear, UNet
+from numdiff.nn import Linear, UNet
+from numdiff.nn.model import Model
 from numdiff.nn.module import FlatParameters
 from numdiff.nn.partition import Partition
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
@@ -884,8 +885,6 @@ def step_of(rank, through, kind="unet"):
 class Streams(FakeGpu):
     """Notes which launches go to the second stream, and when they are waited for."""
 
-    capability, multiprocessors = (9, 0), 132
-
     def __init__(self):
         super().__init__()
         self.log, self.second = [], ""
@@ -905,27 +904,21 @@ class Streams(FakeGpu):
 
 @pytest.mark.parametrize("kind", ["unet", "dit"])
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("beside", [True, "apart"])
-@where(lambda kind, beside: beside is True or kind == "dit")
-def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind, shared, beside, monkeypatch):
+def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind, shared, monkeypatch):
     """For every layer that there is; both ranks pass the same barriers in the same order, none but the last group's
-    after the join. Apart, the backward's launches see fewer multiprocessors, and the sums are gathered after it."""
+    after the join."""
     alone = []
     for rank in range(2):
         step, model = step_of(rank, lambda model: None, kind)
         loss, _ = step._gradients()
         alone.append((model.parameters.grad.copy(), loss[0]))
     monkeypatch.setattr(overlap, "BLOCKS", 4)
-    for model in UNet, DiT:
-        monkeypatch.setattr(model, "exchange_beside", beside)
-    monkeypatch.setattr(overlap, "APART", 4)
+    monkeypatch.setattr(Model, "exchange_beside", True)
+    monkeypatch.setattr(UNet, "exchange_beside", True)
 
     def noted(function):
-        def launcher(buffers, own, table, *, blocks=None, version=None):
-            gpu = own.backend
-            assert gpu.multiprocessors == 132 - (4 if blocks and beside == "apart" else 0)
-            assert version == (2 if blocks and beside == "apart" else None)
-            gpu.note(f"{function.__name__} {blocks}")
+        def launcher(buffers, own, table, *, blocks=None):
+            own.backend.note(f"{function.__name__} {blocks}")
             function(buffers, own, table)
         return launcher
 
@@ -964,17 +957,10 @@ def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind,
         np.testing.assert_array_equal(gradient, (alone[0][0] + alone[1][0])[own])
         assert loss == alone[0][1] + alone[1][1]
     assert log == other
-    copied = [] if shared or beside == "apart" else ["barrier", "peer_copy_pieces 4"]
-    group = ["barrier", "peer_reduce_pieces 4", *copied]
+    group = ["barrier", "peer_reduce_pieces 4", *([] if shared else ["barrier", "peer_copy_pieces 4"])]
     last = [text.replace("4", "None") for text in group]
     at = log.index("backward has ended")
-    gathered = log[at + 1 + len(["join", *last]):]
-    if beside == "apart" and not shared:
-        assert gathered[0] == gathered[-1] == "barrier" and set(gathered[1:-1]) == {"peer_copy_pieces None"}
-        assert len(gathered) - 2 == at // len(group) + 1  # of every group
-    else:
-        assert gathered == ([] if shared else ["barrier"])
-    assert log[at + 1:][:1 + len(last)] == ["join", *last]
+    assert log[at + 1:] == ["join", *last, *([] if shared else ["barrier"])]
     beside = [f"beside: {text}" for text in group]
     assert len(log[:at]) >= 4 * len(group) and log[:at] == beside * (at // len(group))
 

@@ -13,7 +13,7 @@ from numdiff.device.array import POISON, set_poison
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.planned import CARDS, Planned
 from numdiff.diffusion import Diffusion
-from numdiff.distributed.buckets import Plan, Watch, Watcher, parameters_of
+from numdiff.distributed.buckets import Plan, Watch, parameters_of
 from numdiff.emulator.memory import GLOBAL, Memory
 from numdiff.errors import NumdiffError
 from numdiff.kernels import Pair
@@ -211,7 +211,7 @@ def test_a_bucket_leaves_when_nothing_lies_there_any_more(kind):
     step = step_of(model)
     plan, left = Plan(model.parameters, size=1 << 10), {}
 
-    class Leaving(Watcher):
+    class Watcher:
         def begin(self, records):
             plan.make([parameters_of(record.backward) for record in reversed(records)])
 
@@ -219,7 +219,7 @@ def test_a_bucket_leaves_when_nothing_lies_there_any_more(kind):
             for bucket in plan.leaving.get(number, ()):
                 left[bucket] = model.parameters.grad[slice(*plan.buckets[bucket])].copy()
 
-    step.exchange.watch = lambda: Watch(Leaving())
+    step.exchange.watch = lambda: Watch(Watcher())
     with host.under(step):
         poison(step)
         step.run()

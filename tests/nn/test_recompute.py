@@ -7,7 +7,7 @@ import pytest
 from numdiff import kernels as K
 from numdiff.device.array import set_poison
 from numdiff.diffusion import Diffusion
-from numdiff.distributed.buckets import Plan, Watch, Watcher, parameters_of
+from numdiff.distributed.buckets import Plan, Watch, parameters_of
 from numdiff.errors import UsageError
 from numdiff.nn import AdamW, DiT, UNet
 from numdiff.training.step import TrainingStep
@@ -118,7 +118,7 @@ def test_buckets_leave_when_their_gradients_are_whole(build):
     step = step_of(model)
     plan, left = Plan(model.parameters, size=1 << 10), {}
 
-    class Leaving(Watcher):
+    class Watcher:
         def begin(self, records):
             plan.make([parameters_of(record.backward) for record in reversed(records)])
 
@@ -126,7 +126,7 @@ def test_buckets_leave_when_their_gradients_are_whole(build):
             for bucket in plan.leaving.get(number, ()):
                 left[bucket] = model.parameters.grad[slice(*plan.buckets[bucket])].copy()
 
-    step.exchange.watch = lambda: Watch(Leaving())
+    step.exchange.watch = lambda: Watch(Watcher())
     step.run()
     assert len(left) == len(plan.buckets) > 5
     for bucket, gradient in left.items():

@@ -58,13 +58,6 @@ def peer_cases():
 
         yield Case("peer_reduce_pieces", own, in_place(lambda a, v, ranks=ranks: peer_pieces.peer_reduce_pieces(
             buffers(a, ranks), a.y, a.pieces, blocks=2), "y"), label=f"{ranks} ranks")
-    for ranks, ranges in ((2, [(0, 4, 8, 12)]), (4, [(0, 0, 0, 4), (0, 12, 8, peer_pieces.TILE + 776)])):
-        def by_tma(rng, ranks=ranks, ranges=ranges):
-            return {**normal(**dict.fromkeys((*names(ranks), "y"), (peer_pieces.TILE + 1024,)))(rng),
-                    "pieces": peer_pieces.pieces_of(ranges)}
-
-        yield Case("peer_reduce_pieces", by_tma, in_place(lambda a, v, ranks=ranks: peer_pieces.peer_reduce_pieces(
-            buffers(a, ranks), a.y, a.pieces, blocks=1, version=v), "y"), (2,), label=f"{ranks} ranks")
     yield Case("peer_copy_pieces", some, in_place(
         lambda a, v: peer_pieces.peer_copy_pieces(buffers(a, 3), a.y, a.pieces, a.half), "y", "half"),
         tolerance=HALF_TOLERANCE, label="with a copy of 16 bits")
