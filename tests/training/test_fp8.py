@@ -132,6 +132,7 @@ def emulated(**more):
 
 @exhaustive
 @pytest.mark.parametrize("model", [{}, {**SWIGLU, "qk_norm": False}], ids=["dit", "lightning"])
+@pytest.mark.usefixtures("few_frequencies")
 def test_the_kernels_round_as_numpy_does(model):
     """…but where the sums before differ in their last bits."""
     loss, gradients = one_step(filled(build(**model)), "fp8", BATCH)
@@ -142,6 +143,7 @@ def test_the_kernels_round_as_numpy_does(model):
 
 
 @exhaustive
+@pytest.mark.usefixtures("few_frequencies")
 def test_rounding_where_numbers_are_made_leaves_the_bits(monkeypatch):
     """…of the loss, of every gradient, and of the largest magnitudes."""
     assert linear_fp8.EPILOGUES and linear_fp8.NORMS

@@ -161,12 +161,14 @@ def small_dit(device):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", *exhaustively("bf16")])
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.usefixtures("few_frequencies")
 def test_a_dit_in_16_bits(device, precision):
     compare(small_dit, device, precision=precision)
 
 
 @exhaustive  # kernels check has the kernels
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.usefixtures("few_frequencies")
 def test_blocks_that_one_product_conditions(device, monkeypatch):
     """…have its gradients; layer by layer the loss has the same bits, and so have all gradients that no sum over the
     blocks has gone into."""
