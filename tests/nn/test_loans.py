@@ -398,12 +398,12 @@ def test_kernels_have_the_same_bits_too(kind):
     for lends in (False, True):
         model = CASES[kind](ArenaEmulator(), **{
             "dit": {"image_size": 4, "hidden_size": 16, "depth": 2},
-            "unet": {"image_size": 4, "model_channels": 8, "channel_mult": (1, 1), "attention_resolutions": (),
+            "unet": {"image_size": 4, "model_channels": 8, "channel_mult": (1,), "attention_resolutions": (),
                      "groups": 4, "num_head_channels": 8}}[kind])
         model.lends_gradients = lends
         step = step_of(model, batch=2)
         old = set_poison(True)  # what is laid over the gradients, too
-        with at_most({"matmul": 1}):  # which is quick where matrices are this small
+        with at_most({"matmul": 1, "linear_group": 1, "column_sum": 1, "sample_sum": 1}):  # quick with small arrays
             step.run()
         set_poison(old)
         states.append(state_of(step, 1))
