@@ -132,7 +132,7 @@ ONCE = re.compile(r"(sla|flash_attention|linear_stack|conv2d_level|matmul_level|
 # …and cases that are compiled (test_compile_logs.py), not run: an order takes up to 20 s, and only constants differ
 COMPILED = re.compile(r"sla(_backward)?: (new, HS (32|64), .* v1|float16, new, HS 64, .*|float16, .*HS 72.* v3)|"
                       r"sla_backward: float16, .*T 130, share 0.7 v2|"  # their lists in another order are run
-                      r"sla: bfloat16, .* v3|sla_backward: new, HS 72, .* v1")
+                      r"sla: bfloat16, .* v3|sla(_backward)?: new, HS 72, .* v1")
 
 
 def is_named(pattern, case, version):

@@ -17,7 +17,10 @@ PLACE = pytest.mark.parametrize("in_place", [True, False])
 USABLE = where(lambda version, shape: version != 2 or shape[-1] % 8 == 0)
 FEW = quick(lambda engine, norms, rotates, in_place, dtype: in_place == (norms and rotates) and (
     in_place or dtype == np.float32 and engine != "emulator"))  # `numdiff kernels check` has norm and rotation alone
-ONCE = where(lambda engine, version, shape: engine != "emulator" or version is not None or shape[-1] == 8)
+ONCE = where(lambda engine, version, shape, norms, rotates, in_place, dtype: (
+    engine != "emulator" or (version is not None or shape[-1] == 8) and (
+        norms and rotates or in_place == (dtype == np.float16))) and (
+    engine not in ("launch", "ptx") or in_place and (version is not None or engine == "launch")))
 
 
 def make(rng, shape, norms=True, rotates=True, dtype=np.float64):
