@@ -369,11 +369,11 @@ def grouped_cases():
 
 def convolutions_cases():
     for label, (size, c, n, kernel, stride), versions in (
-            ("3×3", (3, 8, 20, 3, 1), (1, 2, 3, 7)), ("wide", (3, 8, 68, 3, 1), (3, 7)),
+            ("3×3", (3, 8, 20, 3, 1), (1, 2, 3, 7)), ("wide", (3, 8, 68, 3, 1), (3,)),
             ("odd", (4, 3, 19, 3, 1), (1, 2, 3, 7)),
             ("stride 2", (5, 4, 8, 3, 2), (1, 2, 3, 7)), ("wide, stride 2", (4, 8, 20, 3, 2), (3,)),
             ("5×5, stride 2", (4, 4, 8, 5, 2), (7,)), ("in parts", (2, 16, 4, 3, 1), (7,)),
-            ("1×1, stride 2", (3, 4, 8, 1, 2), (7,)),
+            ("1×1, stride 2", (3, 4, 8, 1, 2), (7,)), ("1×1, wide", (3, 8, 68, 1, 1), (7,)),
             ("to 3 channels", (4, 8, 3, 3, 1), (3,)), ("1×1", (3, 8, 12, 1, 1), (None, 7))):
         shapes = {"x": (1, size, size, c), "weight": (n, kernel, kernel, c), "bias": (n,)}
         yield Case("conv2d", normal(**shapes), one(lambda a, v, s=stride: conv2d.conv2d_forward(
