@@ -303,6 +303,14 @@ def no_curves(monkeypatch):
     monkeypatch.setattr(plots, "loss_curve", lambda *_: None)
 
 
+@pytest.fixture
+def few_frequencies(monkeypatch):
+    """A DiT's timestep has 16 sinusoids, not 256, whose layer's float32 products take the emulator half a second each.
+    """
+    from numdiff.nn import dit
+    monkeypatch.setattr(dit, "FREQUENCIES", 16)
+
+
 def shapes(**named):
     """Parametrise `shape` over shapes named by purpose; the emulator takes only `minimal` and `odd`."""
     values = [pytest.param(v, id=k, marks=() if k in ("minimal", "odd") else large) for k, v in named.items()]

@@ -92,7 +92,7 @@ REPEATED = re.compile("|".join((
     r"conv2d(_backward)?: float16, (8 → 3 v3|3 → 8 v3|8 → 8 v4)", r"conv2d_backward: float16, 5 → 8 v3",
     r"conv2d_weight_gradient: float16, (any kernel|tile of (16|64), 64 |tile of \d\d, 256 |tile of 32, ).*",
     r"conv2d_weight_gradient: bfloat16, tile of 16, 128 .*", r"conv2d(_backward)?: wide, stride 2 v3",
-    r"conv2d(_backward)?: (3×3 v[237]|odd v3|(wide|5×5, stride 2) v7)", r"conv2d_backward: (odd|in parts) v7",
+    r"conv2d(_backward)?: (3×3 v[237]|odd v3|(1×1, wide|5×5, stride 2) v7)", r"conv2d_backward: (odd|in parts) v7",
     r"conv2d_backward: tf32, (.*in parts|tile \(256, 64\)) v4", r"flash_attention: new, HS 72, T 3, 4 warps v4",
     r"depthwise.*: (3×3.*, 9 wide|5×5.*, 9 wide|7×7, . wide|[57]×[57] float16, 3 wide) v2",
     # tensor cores' smallest and largest filter are two of the others
@@ -128,11 +128,24 @@ ALONE = re.compile("|".join((
     r"matmul_symmetric: float16, xᵀ·x, tile 128 vNone")))
 
 # cases that run in one order only: they are long, and others have what two orders could tell apart
-ONCE = re.compile(r"(sla|flash_attention|linear_stack|conv2d_level|matmul_level|depthwise)\w*: .*")
-# …and cases that are compiled (test_compile_logs.py), not run: an order takes up to 20 s, and only constants differ
+ONCE = re.compile(r"(sla|flash_attention|linear_stack|linear_gradients|conv2d_level|matmul_level|depthwise)\w*: .*|"
+                  r".*: .*bfloat16.*")  # float16 has both orders
+# …and cases that are compiled (test_compile_logs.py), not run: only constants differ; `numdiff kernels check` has them
 COMPILED = re.compile(r"sla(_backward)?: (new, HS (32|64), .* v1|float16, new, HS 64, .*|float16, .*HS 72.* v3)|"
                       r"sla_backward: float16, .*T 130, share 0.7 v2|"  # their lists in another order are run
-                      r"sla: bfloat16, .* v3|sla_backward: new, HS 72, .* v1")
+                      r"sla: bfloat16, .* v3|sla(_backward)?: new, HS 72, .* v1|"
+                      # three constants, of which others have each two
+                      r"matmul: float16, (a·b|aᵀ·b|aᵀ·bᵀ), tile (64|192|\(64, 64\)), float16 v.|"
+                      r"matmul: float16, (aᵀ·b|aᵀ·bᵀ), tile \(128, 128\), float16 v.|"
+                      r"matmul: float16, (a·b|aᵀ·b|aᵀ·bᵀ), tile (128|256|\(128, 128\)), float32 v.|"
+                      r"matmul: float16, a batch, (a·b, tile (64|128|192)|aᵀ·bᵀ, tile (64|128|256)|"
+                      r"a·bᵀ, tile (64|192|256)|aᵀ·b, tile (128|192|256)) v6|"
+                      r"matmul_gelu(_again)?(_gradient)?: float16, tile 192, pairs v.*|"
+                      r"matmul_fp8_gelu(_gradient)?: e4m3(, tile (128|256)|, tile (64|192), promoted|"
+                      r" to e4m3, tile (64|192)| to e4m3, tile 128, promoted) v.*|"
+                      r"depthwise_input_gradient: (3×3 float16, (3|17)|5×5 float16, (3|29)|7×7 float16, (17|29)) rows, "
+                      r"with a residual v4|"
+                      r"depthwise_layernorm: .* 264 channels v2")  # another has fewer channels, another more
 
 
 def is_named(pattern, case, version):

@@ -17,6 +17,8 @@ TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32
 FITS = where(lambda version, shape, kernel, dtype: version == 1 or shape[-1] % 8 == 0 and kernel > 1 and (
     version == 2 or dtype == np.float16))
 CARDS_BY_NAME = {card.device_name: card for card in CARDS}
+# in the emulator `numdiff kernels check` has the larger filters
+FITS_EMULATOR = where(lambda engine, version, kernel: engine != "emulator" or kernel < 5 or version == 1)
 IN_TIME = quick(lambda engine, version, kernel: engine != "emulator" or kernel == 3 and version in (1, 2, 3))
 
 
@@ -36,6 +38,7 @@ def exact(*arrays):
 @TYPES
 @versions(1, 2, 3, 4)
 @FITS
+@FITS_EMULATOR
 @IN_TIME
 def test_forward(engine, rng, shape, kernel, dtype, version):
     x, _, weight, bias, channel = make(rng, shape, kernel, dtype)
@@ -52,6 +55,7 @@ def test_forward(engine, rng, shape, kernel, dtype, version):
 @TYPES
 @versions(1, 2, 3, 4)
 @FITS
+@FITS_EMULATOR
 @IN_TIME
 def test_backward(engine, rng, shape, kernel, dtype, version):
     x, dy, weight, _, _ = make(rng, shape, kernel, dtype)

@@ -68,8 +68,8 @@ def test_backward(engine, rng, shape, version, affine):
 
 
 @versions(1, 2, 3)
-@pytest.mark.parametrize("shape", [(2, 10, 8), (1, 1, 132), *exhaustively(((2, 70, 512),))], ids=str)
-@where(lambda engine, version: engine != "emulator" or version)
+@pytest.mark.parametrize("shape", [(2, 10, 8), (1, 1, 132), *exhaustively(((2, 18, 512),))], ids=str)
+@where(lambda engine, version, shape: engine != "emulator" or version == 3 or version and shape[-1] < 512)
 def test_sums_of_dx_over_each_image(engine, rng, shape, version):
     x, dy, weight, _ = make(rng, shape, True)
     _, mean, rstd = LN.layernorm_forward(x, weight, weight)

@@ -191,8 +191,17 @@ def test_a_planted_fault_is_found(gpu, monkeypatch, tmp_path, name, before, afte
     assert kind in {fault.kind for fault in caught.value.faults}, caught.value
 
 
+def by_what_they_are(cases):
+    return {(case.__code__, *(cell.cell_contents for cell in case.__closure__ or ())): case for case in cases}
+
+
+# those that `numdiff kernels check` has, too, with the same shape
+CHECKED = by_what_they_are([forward(2, 2, 9, 8), forward(3, 2, 9, 8), normed(1, 3, 72), before_keys(1, 8),
+                            before_keys(2, 32)])
+
+
 @exhaustive
-@pytest.mark.parametrize("case", {(case.__code__, *(cell.cell_contents for cell in case.__closure__ or ())): case
-                                  for *_, case, _ in PLANTED}.values())
+@pytest.mark.parametrize("case", [case for key, case in by_what_they_are(case for *_, case, _ in PLANTED).items()
+                                  if key not in CHECKED])
 def test_without_them_there_is_none(gpu, case):
     case(gpu)

@@ -203,6 +203,7 @@ def test_both_kinds_of_attention_agree(rng, monkeypatch):
 
 @exhaustive  # test_half.py has the kernel
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+@pytest.mark.usefixtures("few_frequencies")
 def test_gates_within_the_products_give_the_same_bits(rng, mlp, monkeypatch):
     """In 16 bits on Hopper, which the emulator is, a block's two products before a gate take it in without a tape."""
     monkeypatch.setattr(linear, "GATE_COLUMNS", 0)

@@ -17,6 +17,7 @@ from numdiff.distributed.buckets import Plan, Watch, parameters_of
 from numdiff.emulator.memory import GLOBAL, Memory
 from numdiff.errors import NumdiffError
 from numdiff.kernels import Pair
+from numdiff.kernels.versions import at_most
 from numdiff.nn import AdamW, DiT, Muon, UNet, float8, functional, loans
 from numdiff.nn.dit import Block
 from numdiff.nn.loans import Loans
@@ -391,17 +392,19 @@ class ArenaEmulator(EmulatorDevice):
 @exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dit", "unet"])
+@pytest.mark.usefixtures("few_frequencies")
 def test_kernels_have_the_same_bits_too(kind):
     states = []
     for lends in (False, True):
         model = CASES[kind](ArenaEmulator(), **{
             "dit": {"image_size": 4, "hidden_size": 16, "depth": 2},
-            "unet": {"image_size": 4, "model_channels": 8, "channel_mult": (1, 1), "attention_resolutions": (),
+            "unet": {"image_size": 4, "model_channels": 8, "channel_mult": (1,), "attention_resolutions": (),
                      "groups": 4, "num_head_channels": 8}}[kind])
         model.lends_gradients = lends
         step = step_of(model, batch=2)
         old = set_poison(True)  # what is laid over the gradients, too
-        step.run()
+        with at_most({"matmul": 1, "linear_group": 1, "column_sum": 1, "sample_sum": 1}):  # quick with small arrays
+            step.run()
         set_poison(old)
         states.append(state_of(step, 1))
     assert step.loans.loans

@@ -90,6 +90,7 @@ def test_an_error_leaves_nothing_behind(rng, launched, monkeypatch):
 @exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.usefixtures("few_frequencies")
 def test_a_dits_gradients(device, monkeypatch):
     """Together and apart: only the order of the sums differs."""
     def build(gain):
