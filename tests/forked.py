@@ -21,7 +21,10 @@ _server = []  # once there is one: its socket, its process, the socket's folder
 
 
 def forked(*arguments):
-    """The command of a fork, which runs these arguments of Python's; starts the server if there is none yet."""
+    """The command of a fork, which runs these arguments of Python's; starts the server if there is none yet. Elsewhere
+    than on Linux, where a fork may not be safe, a process of its own."""
+    if sys.platform != "linux":
+        return [sys.executable, *map(str, arguments)]
     return [sys.executable, "-IS", __file__, "client", address(), *map(str, arguments)]
 
 

@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 
+from numdiff import plots
 from numdiff.device import choose_gpu, gpu_count
 from numdiff.device.cpu import workers
 from numdiff.distributed import communicator as distributed
@@ -390,6 +391,7 @@ def disk(folder):
 
 
 if __name__ == "__main__":
+    plots.loss_curve = lambda *_: None  # for which each rank 0 would import matplotlib
     tasks, where = sys.argv[1].split(","), pathlib.Path(sys.argv[2])
     try:
         for task in tasks:

@@ -53,12 +53,14 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.enviro
                "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",  # as a container's tests are
                "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 OPTIONS = {"env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+COMMAND = "from numdiff import plots; plots.loss_curve = lambda *_: None; from numdiff_cli.main import main; main()"
 PYTHON = [sys.executable]  # what a user's ranks begin with; most of these are `forked()`
 
 
 def main_of(python):
-    """The command line in such processes."""
-    return [*python, "-c", "from numdiff_cli.main import main; main()"]
+    """The command line in such processes, without the curves that a run ends with, for each of which matplotlib is
+    imported."""
+    return [*python, "-c", COMMAND]
 
 
 def job(count, *command):
@@ -142,6 +144,7 @@ def test_ranks_share_the_scales_of_float8(folder, counts):
 
 @exhaustive
 @needs("mpi")
+@pytest.mark.usefixtures("no_curves")
 def test_checkpoints_of_shared_updates_are_those_of_others(tmp_path):
     """4 ranks, 2, 1: the same files whether the update was shared or not, at each point."""
     def go(how, *counts):
@@ -171,6 +174,7 @@ def test_sums_are_made_in_rank_order(rng):
 
 
 @needs("mpi")
+@pytest.mark.usefixtures("no_curves")
 @where(lambda counts: 4 in counts)  # the command's test resumes on other numbers, too
 def test_resume_on_the_same_and_on_other_numbers_of_ranks(folder, counts):
     ranks.runs(folder)
@@ -233,6 +237,7 @@ def train(count, model, outdir, steps, *options):
 
 @needs("mpi")
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("model, others, parts, objective", [
     ("dit", (), ((2, 4), (1, 9, "--resume")), DRAWN_TIMES),
     *exhaustively(("unet", (4,), ((2, 4), (4, 7, "--resume"), (1, 9, "--resume")), ()),

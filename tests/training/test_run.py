@@ -24,6 +24,7 @@ from numdiff.training.options import TrainOptions, resolve, resolve_resumed
 from numdiff.training.run import train
 from numdiff_cli.main import main
 from tests.conftest import exhaustive, exhaustively, needs
+from tests.distributed.test_distributed import COMMAND
 from tests.forked import forked
 
 SMALL = {"device": "cpu", "image_size": 8, "model_channels": 32, "channel_mult": (1,), "attention_resolutions": (),
@@ -226,7 +227,7 @@ def test_a_stop_is_seen_between_the_evaluations_of_a_grid(tmp_path, monkeypatch)
         run(tmp_path, 3, resume=str(folder))
 
 
-SCRIPT = "-c", "from numdiff_cli.main import main; main()"
+SCRIPT = "-c", COMMAND  # which draws no curve
 
 
 def arguments_of(outdir, *more):
