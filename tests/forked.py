@@ -3,7 +3,8 @@
 `forked(…)` is a command like `[sys.executable, …]`, with `-c CODE` or `-m MODULE`. What it starts, mpiexec for one, has
 a client of 20 ms: it hands its arguments, environment, folder and open files to the server, whose fork runs in its
 place; signals go to the fork, its end is the client's, and it dies with the client. The fork's process number is
-another one, and the order of sets of strings is that of its brothers; so of each kind of job one begins as users' do.
+another one, it finds no GPU, as CUDA does not survive a fork, and the order of sets of strings is that of its brothers:
+so of each kind of job one begins as users' do, and all that are for GPUs.
 """
 import contextlib
 import json
@@ -39,7 +40,8 @@ def address():
         atexit.register(folder.cleanup)
         root = pathlib.Path(__file__).resolve().parents[1]
         process = subprocess.Popen([sys.executable, "-m", "tests.forked", "server", f"{folder.name}/socket"], cwd=root,
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                                   env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE)
         assert process.stdout.readline() == b"ready\n"
         _server[:] = f"{folder.name}/socket", process, folder
     return _server[0]
@@ -55,17 +57,23 @@ def client(path, *arguments):
                           "files": files}).encode()
     socket.send_fds(server, [len(request).to_bytes(4, "little")], files)
     server.sendall(request)
-    process = int.from_bytes(server.recv(4), "little")
+    process = answer(server)
     for number in FORWARDED:
         signal.signal(number, lambda number, _: os.kill(process, number))
     for number in range(3):  # a pipe that the fork closes is closed
         os.close(number)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    status = int.from_bytes(server.recv(4), "little")
+    status = answer(server)
     if os.WIFSIGNALED(status):
-        signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
+        if os.WTERMSIG(status) in FORWARDED:
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.WEXITSTATUS(status))
+
+
+def answer(server):
+    """The number that the server sends; where it is gone, this process ends, too."""
+    return int.from_bytes(server.recv(4) or os._exit(1), "little")
 
 
 def inherits(number):
@@ -97,6 +105,8 @@ def server(path):
     while True:
         ready, _, _ = select.select([0, listener, woken, *clients.values()], [], [])
         if 0 in ready:
+            for process in clients:
+                os.kill(process, signal.SIGKILL)
             os._exit(0)
         if woken in ready:
             os.read(woken, 1000)
@@ -112,15 +122,20 @@ def server(path):
         if listener in ready:
             connection, _ = listener.accept()
             length, files, _, _ = socket.recv_fds(connection, 4, MOST)
-            request = json.loads(connection.recv(int.from_bytes(length, "little"), socket.MSG_WAITALL))
+            request = connection.recv(int.from_bytes(length, "little") or 1, socket.MSG_WAITALL)
+            if not request:  # it is gone already
+                connection.close()
+                continue
+            request = json.loads(request)
             process = os.fork()
             if not process:
                 for other in (listener, connection, *clients.values()):
                     other.close()
                 become(request, files, (woken, wakes))
                 return request["arguments"]
-            connection.sendall(process.to_bytes(4, "little"))
             clients[process] = connection
+            with contextlib.suppress(OSError):
+                connection.sendall(process.to_bytes(4, "little"))
             for number in files:
                 os.close(number)
 

@@ -270,7 +270,7 @@ def test_ranks_on_gpus_train_as_one(tmp_path, transport, count):
     alone = make(device="cuda", model="small")
     expected = losses(alone, 8)
     alone.close()
-    check_done(run(task(count, f"{transport}_steps", tmp_path)))
+    check_done(run(task(count, f"{transport}_steps", tmp_path, PYTHON)))
     left = [dict(np.load(tmp_path / f"{rank}-of-{count}.npz")) for rank in range(count)]
     np.testing.assert_allclose(left[0]["losses"], expected, rtol=1e-5, atol=1e-5)
     for other in left:
@@ -282,7 +282,7 @@ def test_ranks_on_gpus_train_as_one(tmp_path, transport, count):
 @needs("gpu")
 @pytest.mark.parametrize("transport", ["peer", "mpi"])
 def test_ranks_on_gpus_share_the_scales_of_float8(tmp_path, transport):
-    check_done(run(task(2, f"{transport}_float8", tmp_path)))
+    check_done(run(task(2, f"{transport}_float8", tmp_path, PYTHON)))
     assert len(list(tmp_path.glob("float8-*-of-2"))) == 2
 
 
@@ -324,7 +324,7 @@ def stopped(tmp_path_factory):
     "peer_endless", 1, marks=needs("gpu"))])
 @pytest.mark.usefixtures("stopped")
 def test_a_killed_rank_ends_the_job(tmp_path, name, victim):
-    process = start(name, tmp_path)
+    process = start(name, tmp_path, python=PYTHON if name == "peer_endless" else None)
     killed = time.time()
     os.kill(int((tmp_path / f"pid-{victim}").read_text()), signal.SIGKILL)
     out, err = process.communicate(timeout=100)
