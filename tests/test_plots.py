@@ -9,6 +9,7 @@ from PIL import Image
 
 from numdiff import plots
 from numdiff.errors import NumdiffError, UsageError
+from tests.forked import forked
 
 
 def picture(path):
@@ -104,7 +105,7 @@ def test_plots_leave_matplotlibs_settings_and_threads_draw(tmp_path):
 def test_training_does_not_import_matplotlib_before_it_draws():
     script = ("import sys\nimport numdiff.training.run, numdiff_cli.train, numdiff_cli.bench\n"
               "assert 'matplotlib' not in sys.modules")
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60).returncode == 0
+    assert subprocess.run(forked("-c", script), capture_output=True, timeout=60).returncode == 0
 
 
 def test_without_matplotlib_there_is_a_sentence(tmp_path, monkeypatch):

@@ -112,7 +112,7 @@ def on_fake_gpu(monkeypatch, room):
 @pytest.mark.slow
 def test_ladder_on_a_gpu(monkeypatch):
     """Whose kernels do nothing."""
-    gpu, options = on_fake_gpu(monkeypatch, 1 << 30)
+    gpu, options = on_fake_gpu(monkeypatch, 1 << 26)
     monkeypatch.setattr(ladder, "largest_batch", lambda *_: 3)
     rows = list(bench_ladder(options, (1, 10), steps=2, warmup=1))
     assert [row.get("left_out") or row.get("fault") for row in rows] == [None] * 2

@@ -26,7 +26,7 @@ TINY_DIT = {"model": "dit", "preset": "tiny", "optimizer": "adamw", "image_size"
 
 def small_unet(**more):
     return resolve({"model": "unet", "preset": "tiny", "optimizer": "adamw", "device": "cpu", "image_size": 16,
-                    "model_channels": 32, "batch": 2, **more})
+                    "model_channels": 32, "channel_mult": (1, 2), "batch": 2, **more})
 
 
 @pytest.fixture(scope="module")

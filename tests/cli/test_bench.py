@@ -1,3 +1,4 @@
+import functools
 import json
 import re
 import sys
@@ -6,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from numdiff.benchmark.profile import profile_step
 from numdiff.benchmark.rooflines import draw_kernels
 from numdiff.errors import NumdiffError
 from numdiff_cli.bench import price, sample_comparison, torch_pairs
 from numdiff_cli.main import main
 from numdiff_cli.profile import memory_table
 
-SMALL = "--preset tiny --device cpu --batch 1 --size 16".split()
+SMALL = "--preset tiny --device cpu --batch 1 --size 8".split()
 
 
 def run(*arguments):
@@ -55,7 +57,9 @@ def test_the_roof_of_a_card(tmp_path, monkeypatch):
         draw_kernels("a.png", rows[1:2], "Kernels")
 
 
-def test_profile(tmp_path):
+def test_profile(tmp_path, monkeypatch):
+    monkeypatch.setattr("numdiff.benchmark.profile.profile_step",
+                        functools.partial(profile_step, repeats=1, steps=1, warmup=1))
     result = run("profile", "unet", *SMALL, "--rows", 5, "--out", tmp_path / "trace.json", "--png", tmp_path / "a.png")
     assert result.exit_code == 0, result.output
     assert f"roofline     {tmp_path}/a.png, 5 operations" in result.output and (tmp_path / "a.png").exists()

@@ -9,6 +9,8 @@ from numdiff.device.kernel_cache import KernelCache
 from numdiff_cli.main import main
 from tests.device.test_compile_ahead import STAND_IN
 
+UNET = "unet", "--preset", "tiny", "--channel-mult", "1,2", "--attention-resolutions", "16"
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
@@ -23,7 +25,7 @@ def run(*arguments):
 
 
 def test_the_kernels_of_a_run_are_compiled(cache):
-    result = run("unet", "--preset", "tiny", "--capability", "9.0")
+    result = run(*UNET, "--capability", "9.0")
     assert result.exit_code == 0, result.output
     first, *_, last = result.output.splitlines()
     count = int(first.split()[1])
@@ -31,11 +33,11 @@ def test_the_kernels_of_a_run_are_compiled(cache):
     assert first.startswith(f"compiling {count} kernels in ") and first.endswith("once for this machine")
     assert last == f"{count} kernels for compute capability 9.0 are in {folder}"
     assert len(list(folder.glob("*-*"))) == count > 50
-    again = run("unet", "--preset", "tiny", "--capability", "9.0")
+    again = run(*UNET, "--capability", "9.0")
     assert again.output == f"{last}, all of them already\n"
-    more = run("unet", "--preset", "tiny", "--capability", "9.0", "--ranks", "2")
+    more = run(*UNET, "--capability", "9.0", "--ranks", "2")
     assert 0 < int(more.output.split()[1]) < 20  # those with which GPUs add up each other's gradients
-    older = run("unet", "--preset", "tiny", "--capability", "7.5")
+    older = run(*UNET, "--capability", "7.5")
     assert older.exit_code == 0 and " kernels for compute capability 7.5 are in " in older.output
 
 

@@ -10,7 +10,7 @@ from numdiff_cli.main import main
 from tests.cli.fuzz_options import cases, commands, fault_of, prepared, share
 from tests.conftest import exhaustive
 
-PART = 40  # of so many command lines one is tried here
+PART = 80  # of so many command lines one is tried here
 
 
 def test_wrong_options_end_in_one_sentence():

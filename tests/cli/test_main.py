@@ -248,8 +248,8 @@ def test_no_gpu(monkeypatch):
     assert "--device cuda: no GPU can be used (there is none); use --device cpu." in result.output
 
 
-SMALL = ("--device", "cpu", "--preset", "tiny", "--size", 16, "--model-channels", 32, "--batch", 2, "--sample-count", 2,
-         "--sample-steps", 2)
+SMALL = ("--device", "cpu", "--preset", "tiny", "--size", 16, "--channel-mult", "1,2", "--attention-resolutions", 8,
+         "--batch", 2, "--sample-count", 2, "--sample-steps", 2)
 
 
 def test_train_resume_sample(tmp_path, monkeypatch):
@@ -268,7 +268,8 @@ def test_train_resume_sample(tmp_path, monkeypatch):
     assert done.exit_code == 1 and "has done its 1 steps" in done.output
     again = run("train", "unet", "--resume", run_dir, "--steps", 2)
     assert again.exit_code == 0 and (run_dir / checkpoint_name(2)).exists(), again.output
-    other = run("train", "unet", *SMALL, "--steps", 1, "--num-res-blocks", 2, "--path", "discrete")
+    other = run("train", "unet", *SMALL, "--steps", 1, "--num-res-blocks", 2, "--path", "discrete",
+                "--sample-count", 0)
     assert other.exit_code == 0
     (run_dir / checkpoint_name(3)).write_bytes(
         (tmp_path / "runs" / "00001-unet-tiny" / checkpoint_name(1)).read_bytes())
@@ -282,6 +283,7 @@ def test_train_resume_sample(tmp_path, monkeypatch):
         assert result.exit_code in (1, 2) and message in result.output.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_train_and_sample_a_dit(tmp_path, monkeypatch):
     """Three classes, a column each in the grid; then guided samples of one class."""
     monkeypatch.chdir(tmp_path)

@@ -29,6 +29,8 @@ import zlib
 import numpy as np
 from PIL import Image, features
 
+from tests.forked import forked
+
 SECONDS, MEGABYTES = 20, 300  # of a slow core: what is not refused in time takes minutes
 HANG = 60  # seconds after which a case is given up
 EXTREME = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\x80\0\0\0",
@@ -499,8 +501,8 @@ def fuzz(seed=0, first=0, count=None, seconds=None, keep=None):
     faults, number, done, refused, end = [], first, 0, 0, time.monotonic() + (seconds or 1e9)
 
     def worker():
-        command = [sys.executable, "-m", "tests.data.fuzz_importers", "--worker", "--seed", str(seed)]
-        command += ["--first", str(number), *(["--keep", keep] if keep else [])]
+        command = forked("-m", "tests.data.fuzz_importers", "--worker", "--seed", seed, "--first", number,
+                         *(["--keep", keep] if keep else []))
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
     process = worker()

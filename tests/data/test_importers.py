@@ -8,7 +8,6 @@ import os
 import pickle
 import struct
 import subprocess
-import sys
 import tarfile
 import threading
 import zipfile
@@ -28,6 +27,7 @@ from numdiff.evaluation.sources import open_source
 from numdiff.training.sample_files import read_mask, read_picture
 from numdiff.unpickle import RefusedError
 from tests.conftest import needs
+from tests.forked import forked
 
 
 @pytest.fixture
@@ -959,8 +959,7 @@ def test_no_room_for_the_file(tmp_path, out, limit):
             "    import_dataset(*sys.argv[1:])\n"
             "except NumdiffError as error:\n"
             "    sys.exit(str(error))\n")
-    command = [sys.executable, "-c", code, str(tmp_path / "a.npy"), str(out)]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(forked("-c", code, tmp_path / "a.npy", out), capture_output=True, text=True)
     assert result.returncode == 1 and "out.h5' cannot be written (File too large)" in result.stderr
     assert len(result.stderr.splitlines()) == 1 and not out.exists()
 

@@ -2,7 +2,6 @@
 import pathlib
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -12,6 +11,7 @@ from numdiff.device import compile_ahead as module
 from numdiff.device.compile_ahead import CompileAhead, available_memory, expected_seconds, worker_count
 from numdiff.device.half import find_kernel
 from numdiff.device.kernel_cache import KernelCache, Key, MachineCode
+from tests.forked import forked
 
 SILU = Key("numdiff.kernels.elementwise", "silu_forward_kernel_v2", ("float32[1]", "float32[1]"))
 BROKEN = Key("numdiff.kernels.elementwise", "silu_forward_kernel_v2", ("float32[1]",))
@@ -142,7 +142,7 @@ process, = compilation._processes
 print(process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    out = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
+    out = subprocess.run(forked("-c", code, tmp_path), capture_output=True, text=True)
     assert out.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 10
     while alive(int(out.stdout)) and time.monotonic() < deadline:

@@ -44,6 +44,7 @@ from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs, relative_er
 from tests.distributed import ranks
 from tests.distributed.hosts import two_hosts
 from tests.distributed.watched import watched
+from tests.forked import forked
 from tests.nn.test_partition import Layers
 from tests.training.test_trainer import losses, make
 
@@ -52,15 +53,22 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.enviro
                "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",  # as a container's tests are
                "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 OPTIONS = {"env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-MAIN = [sys.executable, "-c", "from numdiff_cli.main import main; main()"]
+COMMAND = "from numdiff import plots; plots.loss_curve = lambda *_: None; from numdiff_cli.main import main; main()"
+PYTHON = [sys.executable]  # what a user's ranks begin with; most of these are `forked()`
+
+
+def main_of(python):
+    """The command line in such processes, without the curves that a run ends with, for each of which matplotlib is
+    imported."""
+    return [*python, "-c", COMMAND]
 
 
 def job(count, *command):
     return [MPIEXEC, "-n", str(count), *command]
 
 
-def task(count, name, folder):
-    return job(count, sys.executable, "-m", "tests.distributed.ranks", name, str(folder))
+def task(count, name, folder, python=None):
+    return job(count, *(python or forked()), "-m", "tests.distributed.ranks", name, str(folder))
 
 
 def run(command):
@@ -88,7 +96,8 @@ def folder(tmp_path_factory, counts):
         several = ["methods", "sharded", "sharded_in_16_bits", "float8", *(["sharded_further"] if count == 4 else [])]
         tasks = ["steps", *(several if count > 1 else []), *(["runs"] if count > 1 and 4 in counts else []),
                  *(["over_hosts"] if count == 4 else [])]
-        text = check_done(run(task(count, ",".join(tasks), folder)))
+        own = PYTHON if count == 2 and 4 in counts else None  # each with another order of its sets of strings
+        text = check_done(run(task(count, ",".join(tasks), folder, own)))
         if count == 2 and 4 in counts:
             assert text.count("resumed after step 5 of 10") == 1 and "ranks     2 on 1 host; gradients by mpi" in text
     return folder
@@ -136,6 +145,7 @@ def test_ranks_share_the_scales_of_float8(folder, counts):
 
 @exhaustive
 @needs("mpi")
+@pytest.mark.usefixtures("no_curves")
 def test_checkpoints_of_shared_updates_are_those_of_others(tmp_path):
     """4 ranks, 2, 1: the same files whether the update was shared or not, at each point."""
     def go(how, *counts):
@@ -165,6 +175,7 @@ def test_sums_are_made_in_rank_order(rng):
 
 
 @needs("mpi")
+@pytest.mark.usefixtures("no_curves")
 @where(lambda counts: 4 in counts)  # the command's test resumes on other numbers, too
 def test_resume_on_the_same_and_on_other_numbers_of_ranks(folder, counts):
     ranks.runs(folder)
@@ -218,7 +229,7 @@ def train(count, model, outdir, steps, *options):
         assert done.exit_code == 0, done.output
         output = done.output
     else:
-        output = check_done(run(job(count, *MAIN, *arguments)))
+        output = check_done(run(job(count, *main_of(forked()), *arguments)))
     assert len(re.findall("^done ", output, re.M)) == 1  # rank 0 alone prints
     assert output.count(f"ranks     {count} on 1 host; gradients by mpi.") == (count > 1)
     folder, = outdir.iterdir()  # and writes
@@ -227,6 +238,7 @@ def train(count, model, outdir, steps, *options):
 
 @needs("mpi")
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("model, others, parts, objective", [
     ("dit", (), ((2, 4), (1, 9, "--resume")), DRAWN_TIMES),
     *exhaustively(("unet", (4,), ((2, 4), (4, 7, "--resume"), (1, 9, "--resume")), ()),
@@ -259,7 +271,7 @@ def test_ranks_on_gpus_train_as_one(tmp_path, transport, count):
     alone = make(device="cuda", model="small")
     expected = losses(alone, 8)
     alone.close()
-    check_done(run(task(count, f"{transport}_steps", tmp_path)))
+    check_done(run(task(count, f"{transport}_steps", tmp_path, PYTHON)))
     left = [dict(np.load(tmp_path / f"{rank}-of-{count}.npz")) for rank in range(count)]
     np.testing.assert_allclose(left[0]["losses"], expected, rtol=1e-5, atol=1e-5)
     for other in left:
@@ -271,15 +283,15 @@ def test_ranks_on_gpus_train_as_one(tmp_path, transport, count):
 @needs("gpu")
 @pytest.mark.parametrize("transport", ["peer", "mpi"])
 def test_ranks_on_gpus_share_the_scales_of_float8(tmp_path, transport):
-    check_done(run(task(2, f"{transport}_float8", tmp_path)))
+    check_done(run(task(2, f"{transport}_float8", tmp_path, PYTHON)))
     assert len(list(tmp_path.glob("float8-*-of-2"))) == 2
 
 
 # How they end ---------------------------------------------------------------------------------------------------------
 
-def start(name, folder, count=2):
+def start(name, folder, count=2, python=None):
     """A job that trains, once it has saved step 2 and all ranks have left their process numbers."""
-    process = subprocess.Popen(task(count, name, folder), **OPTIONS)
+    process = subprocess.Popen(task(count, name, folder, python), **OPTIONS)
     guard = threading.Timer(200, process.kill)  # mpiexec's death is that of its ranks
     guard.daemon = True
     guard.start()
@@ -293,7 +305,7 @@ def start(name, folder, count=2):
 
 def stop(folder, count, victim):
     """A job of which one rank is stopped."""
-    process = start("watched", folder, count)
+    process = start("watched", folder, count, PYTHON)
     os.kill(int((folder / f"pid-{victim}").read_text()), signal.SIGSTOP)
     return process
 
@@ -313,7 +325,7 @@ def stopped(tmp_path_factory):
     "peer_endless", 1, marks=needs("gpu"))])
 @pytest.mark.usefixtures("stopped")
 def test_a_killed_rank_ends_the_job(tmp_path, name, victim):
-    process = start(name, tmp_path)
+    process = start(name, tmp_path, python=PYTHON if name == "peer_endless" else None)
     killed = time.time()
     os.kill(int((tmp_path / f"pid-{victim}").read_text()), signal.SIGKILL)
     out, err = process.communicate(timeout=100)
@@ -349,7 +361,7 @@ def test_a_stuck_rank_ends_the_job_and_all_say_where(tmp_path):
 @exhaustive
 @needs("mpi")
 def test_a_rank_that_never_starts_mpi_ends_the_job(tmp_path):
-    result = run(task(3, "never", tmp_path))
+    result = run(task(3, "never", tmp_path, PYTHON))  # which finds the others by who started them
     assert result.returncode != 0
     for rank in (0, 2):
         assert f"rank {rank} of 3, at the start of MPI, has waited 3 s for rank 1, which ended" in result.stderr
@@ -437,7 +449,8 @@ SMALL = ["train", "unet", "--device", "cpu", "--image-size", "16", "--model-chan
 ], ids=["options", "batch", "transport"])
 def test_bad_input_is_one_sentence_on_all_ranks(tmp_path, first, second, text):
     folder = str(tmp_path / "runs")
-    result = run([MPIEXEC, "-n", "1", *MAIN, *SMALL, folder, *first, ":", "-n", "1", *MAIN, *SMALL, folder, *second])
+    ranks_of = [("-n", "1", *main_of(forked()), *SMALL, folder, *more) for more in (first, second)]
+    result = run([MPIEXEC, *ranks_of[0], ":", *ranks_of[1]])
     assert result.returncode != 0 and result.stderr.count(text) == 1, result.stderr
     assert "Traceback" not in result.stderr and not os.path.exists(folder)
 
@@ -457,8 +470,8 @@ def test_ranks_with_different_data_are_refused(tmp_path, first, second, text):
         (tmp_path / name).mkdir()
         with h5py.File(tmp_path / name / "data.h5", "w") as file:
             file["images"], file["labels"], file.attrs["classes"] = content[name]
-    ranks_of = [("-n", "1", "-wdir", str(tmp_path / name), *MAIN, *SMALL, str(tmp_path / "runs"), "--data", "data.h5",
-                 "--class-cond", "--batch", "4") for name in (first, second)]
+    ranks_of = [("-n", "1", "-wdir", str(tmp_path / name), *main_of(forked()), *SMALL, str(tmp_path / "runs"),
+                 "--data", "data.h5", "--class-cond", "--batch", "4") for name in (first, second)]
     result = run([MPIEXEC, *ranks_of[0], ":", *ranks_of[1]])
     assert result.returncode != 0 and result.stderr.count("the ranks train on different data: " + text) == 1, result
     assert "Traceback" not in result.stderr and not (tmp_path / "runs").exists()
@@ -1284,7 +1297,7 @@ def test_two_hosts(request, tmp_path, monkeypatch):
         request.addfinalizer(lambda: os.sched_setaffinity(0, cores))
         os.sched_setaffinity(0, {min(cores)})
         for how, launch in (("here", functools.partial(job, 2)), ("there", functools.partial(on_two, 2, 1))):
-            text = check_done(run(launch(*MAIN, *SMALL, str(tmp_path / how), "--sample-count", "0")))
+            text = check_done(run(launch(*main_of(PYTHON), *SMALL, str(tmp_path / how), "--sample-count", "0")))
             assert f"ranks     2 on {2 if how == 'there' else 1} host" in text and "gradients by mpi. Each" in text
             weights.append(load_checkpoint(newest_checkpoint(next((tmp_path / how).iterdir())))[0]["parameters"])
         np.testing.assert_array_equal(*weights)

@@ -22,6 +22,7 @@ from numdiff.training.options import resolve
 from numdiff.training.run import train
 from numdiff_cli.main import main
 from tests.conftest import MPIEXEC, exhaustive, needs, relative_error
+from tests.forked import forked
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -275,12 +276,12 @@ def test_a_resumed_run_needs_the_file_no_more_and_has_the_same_bits(tmp_path, ru
 @exhaustive  # distributed/test_distributed.py has a DiT
 @needs("mpi")
 def test_two_ranks_start_from_the_same_weights(tmp_path, runs):
-    from tests.distributed.test_distributed import ENVIRONMENT, MAIN
+    from tests.distributed.test_distributed import ENVIRONMENT, main_of
     options = ["train", "unet", "--init", str(runs["unet"]), "--steps", "2", "--batch", "4", "--sample-count", "0",
                "--lr", "1e-3", "--freeze", "input_blocks.*", "--classes", "Flags,Symbols", "--device", "cpu",
                "--warmup-steps", "0"]
-    done = subprocess.run([MPIEXEC, "-n", "2", *MAIN, *options, "--outdir", str(tmp_path / "two")], env=ENVIRONMENT,
-                          text=True, capture_output=True, timeout=100)
+    done = subprocess.run([MPIEXEC, "-n", "2", *main_of(forked()), *options, "--outdir", str(tmp_path / "two")],
+                          env=ENVIRONMENT, text=True, capture_output=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("tensors from") == 1 and "frozen " in done.stdout
     assert CliRunner().invoke(main, [*options, "--outdir", str(tmp_path / "one")]).exit_code == 0

@@ -28,6 +28,7 @@ def run(*arguments):
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_third_kind_is_one_record(toy, tmp_path, monkeypatch):
     """Trained by the command line, resumed, sampled, converted and loaded; told apart from the others' settings."""
     monkeypatch.chdir(tmp_path)

@@ -58,12 +58,13 @@ def gpu_options(model, preset, precision="fp16", **more):
 
 @pytest.mark.parametrize("model, preset, more", [
     ("unet", "unet64", {}), ("dit", "small64", {}), ("unet", "tiny", {"microbatch": 1, "sampler": "heun"}),
-    ("dit", "tiny", {"recompute": True, "ema_halflife": 0.0, "clip_norm": 0.0, "sampler": "ddpm"}),
+    ("dit", "tiny", {"depth": 2, "recompute": True, "ema_halflife": 0.0, "clip_norm": 0.0, "sampler": "ddpm"}),
     ("dit", "tiny", {"precision": "tf32", "sampler": "dpm++2m"}), ("unet", "tiny", {"precision": "bf16"}),
-    ("dit", "tiny", {"precision": "bf16", "norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu"}),
-    ("dit", "tiny", {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "mlp_ratio": 3.9, "shift": False,
-                     "path": "linear"}),
-    ("dit", "tiny", {"image_size": 64, "attention": "sla"}), ("dit", "tiny", {"precision": "fp8", "recompute": True})],
+    ("dit", "tiny", {"depth": 2, "precision": "bf16", "norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu"}),
+    ("dit", "tiny", {"depth": 2, "norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "mlp_ratio": 3.9,
+                     "shift": False, "path": "linear"}),
+    ("dit", "tiny", {"depth": 2, "image_size": 64, "attention": "sla"}),
+    ("dit", "tiny", {"depth": 2, "precision": "fp8", "recompute": True})],
     ids=["unet", "dit", "microbatches", "recompute", "tf32", "bf16", "lightning-bf16", "lightning", "sla", "fp8"])
 @quick(lambda more: "precision" not in more or "norm" in more or more["precision"] == "fp8")
 def test_nothing_is_launched_that_was_not_foreseen(model, preset, more):
@@ -116,7 +117,8 @@ class Watched(Recorder):
 @pytest.mark.parametrize("model, precision", [("unet", "fp16"), ("dit", "fp8")])
 def test_nothing_that_lasts_lies_where_a_step_computes(model, precision):
     """A replay writes to all that was free there when it was recorded, whoever has taken some of it since."""
-    options = gpu_options(model, "tiny", precision, batch=2, sample_count=19, sample_steps=2)
+    smaller = {"depth": 2} if model == "dit" else {"channel_mult": (1, 2), "attention_resolutions": (16,)}
+    options = gpu_options(model, "tiny", precision, batch=2, sample_count=19, sample_steps=2, **smaller)
     options = options.changed(device=Watched(H200))
     dataset = build_dataset(options)
     made = build_model(options, dataset.channels, len(dataset.classes) if options.class_cond else None)

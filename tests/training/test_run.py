@@ -24,6 +24,8 @@ from numdiff.training.options import TrainOptions, resolve, resolve_resumed
 from numdiff.training.run import train
 from numdiff_cli.main import main
 from tests.conftest import exhaustive, exhaustively, needs
+from tests.distributed.test_distributed import COMMAND
+from tests.forked import forked
 
 SMALL = {"device": "cpu", "image_size": 8, "model_channels": 32, "channel_mult": (1,), "attention_resolutions": (),
          "num_res_blocks": 1, "batch": 4, "log_every": 2, "sample_every": 0, "sample_count": 4, "sample_steps": 2,
@@ -225,16 +227,18 @@ def test_a_stop_is_seen_between_the_evaluations_of_a_grid(tmp_path, monkeypatch)
         run(tmp_path, 3, resume=str(folder))
 
 
-def command(outdir, *more):
-    return [sys.executable, "-c", "from numdiff_cli.main import main; main()", "train", "unet", "--device", "cpu",
-            "--image-size", "8", "--model-channels", "32", "--channel-mult", "1", "--attention-resolutions", "none",
-            "--num-res-blocks", "1", "--batch", "4", "--log-every", "1", "--sample-every", "0", "--sample-count", "0",
-            "--checkpoint-every", "2", "--outdir", str(outdir), *more]
+SCRIPT = "-c", COMMAND  # which draws no curve
 
 
-def start(outdir, *more, after, nohup=False, stderr=subprocess.STDOUT):
+def arguments_of(outdir, *more):
+    return ["train", "unet", "--device", "cpu", "--image-size", "8", "--model-channels", "32", "--channel-mult", "1",
+            "--attention-resolutions", "none", "--num-res-blocks", "1", "--batch", "4", "--log-every", "1",
+            "--sample-every", "0", "--sample-count", "0", "--checkpoint-every", "2", "--outdir", str(outdir), *more]
+
+
+def start(outdir, *more, after, begin=None, stderr=subprocess.STDOUT):
     """A training process, once it has printed `after`."""
-    process = subprocess.Popen([*(["nohup"] if nohup else []), *command(outdir, *more)], stdout=subprocess.PIPE,
+    process = subprocess.Popen([*(begin or forked()), *SCRIPT, *arguments_of(outdir, *more)], stdout=subprocess.PIPE,
                                stderr=stderr, text=True)
     seen = []
     guard = threading.Timer(120, process.kill)
@@ -250,7 +254,7 @@ def start(outdir, *more, after, nohup=False, stderr=subprocess.STDOUT):
 @exhaustive
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
-    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000")
+    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000", begin=[sys.executable])
     check_stopped(process, tmp_path, number, code, 3)
 
 
@@ -266,7 +270,7 @@ def check_stopped(process, outdir, number, code, least):
 
 @exhaustive
 def test_a_terminal_that_is_closed_sends_sighup_twice(tmp_path):
-    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000")
+    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000", begin=[sys.executable])
     for _ in range(3):
         process.send_signal(signal.SIGHUP)
     assert "Traceback" not in process.communicate(timeout=60)[0] and process.returncode == 129
@@ -274,7 +278,7 @@ def test_a_terminal_that_is_closed_sends_sighup_twice(tmp_path):
 
 @exhaustive
 def test_nohup_is_left_alone(tmp_path):
-    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000", nohup=True)
+    process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000", begin=["nohup", sys.executable])
     process.send_signal(signal.SIGHUP)
     assert any(" 9/5000" in line for line in process.stdout)
     process.send_signal(signal.SIGTERM)
@@ -295,8 +299,8 @@ def test_a_reader_that_leaves_stops_the_run_in_order(tmp_path):
 @needs("full")
 def test_a_full_disk_behind_the_output_is_no_reason_to_stop(tmp_path):
     with open("/dev/full", "w") as full:
-        result = subprocess.run(command(tmp_path, "--steps", "3"), stdout=full, stderr=subprocess.PIPE, text=True,
-                                timeout=60)
+        result = subprocess.run([*forked(), *SCRIPT, *arguments_of(tmp_path, "--steps", "3")], stdout=full,
+                                stderr=subprocess.PIPE, text=True, timeout=60)
     assert result.returncode == 0 and not result.stderr, result.stderr
     assert [r["step"] for r in records(next(tmp_path.iterdir()))] == [1, 2, 3]
 
@@ -324,7 +328,7 @@ def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path, times):
     (["--image-size", "17", "--channel-mult", "1,2"], "--image-size", 2), (["--data", "nowhere.h5"], "nowhere.h5", 2),
     (["--classes", "Nothing"], "Nothing", 2), (["--new-data"], "--new-data needs --resume", 2)])
 def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
-    result = CliRunner().invoke(main, [*command(tmp_path / "runs", "--steps", "2")[3:], *arguments])
+    result = CliRunner().invoke(main, arguments_of(tmp_path / "runs", "--steps", "2", *arguments))
     assert result.exit_code == code and isinstance(result.exception, SystemExit), result.output
     assert word in result.stderr and not result.stdout
     assert not (tmp_path / "runs").exists()

@@ -27,8 +27,9 @@ from numdiff.training.sampling import class_indices, classes_from, find_model, s
 from numdiff_cli.main import main
 from numdiff_cli.sample import sample as sample_options
 from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs
-from tests.distributed.test_distributed import MAIN, check_done, job
+from tests.distributed.test_distributed import check_done, job, main_of
 from tests.distributed.test_distributed import run as run_job
+from tests.forked import forked
 
 CLASSES = ["Cats & Dogs", "birds", "7"]
 
@@ -237,8 +238,8 @@ def test_ranks_that_would_make_different_images_are_refused(tmp_path, first, sec
     for arguments in (first, second):
         folder = tmp_path / arguments[2] if "-wdir" in arguments else tmp_path
         more = arguments[:1] if "-wdir" in arguments else arguments
-        ranks.append(["-n", "1", "-wdir", str(folder), *MAIN, "sample", *more, "--count", "4", "--batch", "2",
-                      "--steps", "2", "--device", "cpu", "--npz", str(tmp_path / "x.npz")])
+        ranks.append(["-n", "1", "-wdir", str(folder), *main_of(forked()), "sample", *more, "--count", "4",
+                      "--batch", "2", "--steps", "2", "--device", "cpu", "--npz", str(tmp_path / "x.npz")])
     result = run_job([MPIEXEC, *ranks[0], ":", *ranks[1]])
     assert result.returncode and re.search("Error: the ranks disagree on " + text, result.stderr), result.stderr
     assert "Traceback" not in result.stderr and not (tmp_path / "x.npz").exists()
@@ -250,8 +251,8 @@ def test_ranks_make_the_images_of_one(model_file, tmp_path, count):
     """Several ranks, of which one has nothing to do in the end."""
     options = ["--count", 7, "--steps", 2, "--batch", 1, "--cfg-scale", 1, "--seed", 3, "--device", "cpu"]
     assert run(model_file, *options[:-2], "--npz", tmp_path / "one.npz").exit_code == 0
-    out = check_done(run_job(job(count, *MAIN, "sample", *map(str, (model_file, *options, "--npz", tmp_path / "all.npz",
-                                                                 "--grid", tmp_path / "all.png")))))
+    arguments = model_file, *options, "--npz", tmp_path / "all.npz", "--grid", tmp_path / "all.png"
+    out = check_done(run_job(job(count, *main_of(forked()), "sample", *map(str, arguments))))
     assert len(out.splitlines()) == 1 and "all.npz" in out
     for one, four in zip(read_npz(tmp_path / "one.npz"), read_npz(tmp_path / "all.npz"), strict=True):
         assert np.array_equal(one, four)

@@ -65,6 +65,7 @@ def test_refused(model_file, tmp_path):
     assert not (tmp_path / "schedule.json").exists()
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_of_another_run(tmp_path):
     """…of the same model it is refused, and later weights of its own run take it; of converted weights, and in a
     schedule from before, there is nothing to compare."""

@@ -44,6 +44,7 @@ SOURCE
 READ NEXT
     step_state.py.
 """
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -394,6 +395,7 @@ def alike(shapes, multiprocessors):
     ceil = {n: -(-n // MULTIPLE) * MULTIPLE for shape in shapes for n in shape}
     groups = [({shape}, shape, count) for shape, count in shapes.items()]  # (its shapes, padded to, how many)
 
+    @functools.cache  # as of most pairs nothing changes from turn to turn
     def time(shape, count):
         return newton_schulz_estimate((count, *shape), multiprocessors) + PASSES * math.prod(shape) * count
 
