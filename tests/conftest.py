@@ -280,7 +280,7 @@ def exhaustively(*values):
 THREAD_ORDERS = pytest.mark.parametrize("order", ["shuffled", *exhaustively("forward", "reversed")])
 large = pytest.mark.large  # for tests and parameters that are too large for the emulator
 # of the first command, for its results alone: the emulator looks for no faults, which takes half of its time, as others
-# show all that this runs (covered.py says what that is)
+# show all that this runs (covered.py says what that is), but for signs of integers, such as a second row of tiles
 unchecked = pytest.mark.unchecked
 
 

@@ -102,6 +102,7 @@ def test_products(engine, rng, monkeypatch, shape, transposes):
 @TRANSPOSES
 @where(lambda engine, tile: engine != "emulator" or tile == (64, 64))  # `kernels check` has every tile
 @quick(lambda engine, transposes: engine != "emulator" or transposes[0] != transposes[1])
+@unchecked
 def test_every_tile(engine, rng, monkeypatch, tile, transposes):
     """A result of one tile and a bit, so that a block's edges and its second tile are seen."""
     choose(monkeypatch, tile)
@@ -238,6 +239,7 @@ def test_convolution_tiles(engine, rng, monkeypatch, tile, gradient, parts):
 
 @pytest.mark.parametrize("tile", conv2d_tf32.GRADIENT_TILES, ids=str)
 @where(lambda engine, tile: engine != "emulator" or tile == (64, 128))
+@unchecked
 def test_gradient_tiles(engine, rng, monkeypatch, tile):
     """Two tiles of channels and two of columns, in three parts of the pixels; test_convolutions has two of columns."""
     size, parts = (1, 2) if engine.name == "emulator" else (3, 3)
@@ -305,6 +307,7 @@ def three_operations(engine, rng):
 
 
 @pytest.mark.parametrize("c, n", [(3, 12), *exhaustively((12, 3))])
+@unchecked
 def test_channels_that_do_not_come_in_fours(engine, rng, monkeypatch, c, n):
     """A UNet's first and last layer stay on the float32 rungs."""
     choose_small(engine, monkeypatch)

@@ -73,6 +73,7 @@ def is_no_repetition(engine, version, shape, transposes):
 @versions(2, 5, 6)
 @TRANSPOSES
 @where(is_no_repetition)
+@unchecked
 def test_float16(engine, rng, monkeypatch, shape, version, transposes):
     M, N, K = shape
     a, b = operands(rng, M, N, K, transposes)
@@ -148,6 +149,7 @@ def test_epilogue_float16(engine, rng, monkeypatch, version):
 @QUICK
 @where(lambda version, slices: version is not None or slices == 1)
 @quick(lambda engine, version, slices: engine != "emulator" or slices == 1 or (version, slices) == (6, 9))
+@unchecked
 def test_weight_gradient(engine, rng, monkeypatch, version, slices):
     """dyᵀ·x, added into float32; the long sum, of any length, in slices.
 
@@ -200,6 +202,7 @@ def test_row_sums(engine, rng, monkeypatch, version, slices):
 
 @pytest.mark.parametrize("transposes", [(False, True), (False, False)])
 @QUICK
+@unchecked
 def test_batch(engine, rng, monkeypatch, transposes):
     """A batch of small matrices goes to rung 5."""
     if engine.name == "emulator":
@@ -337,6 +340,7 @@ def test_swiglu(engine, rng, monkeypatch, width, blocks):
 @QUICK
 @where(lambda engine, width, blocks: engine != "cpu" or (width, blocks) == (None, 1))
 @where(lambda engine, width, blocks: engine != "emulator" or (width, blocks) == (64, 1))
+@unchecked
 def test_gate(engine, rng, monkeypatch, width, blocks):
     """residual + gate · (x·weightᵀ + bias) with the bits of three steps; the gate is a part of a wider array."""
     if width is not None:

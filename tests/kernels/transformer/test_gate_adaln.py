@@ -55,6 +55,7 @@ def sizes(z, y, mean, rstd, scale, weight=None):
 @FITS
 @USABLE
 @where(compiled)
+@unchecked
 def test_forward(engine, rng, shape, dtype, gated, version):
     x, h, _, _, gate, shift, scale = make(rng, shape, dtype)
     given = (x, h if gated else None, gate if gated else None, shift, scale)
