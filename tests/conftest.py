@@ -25,6 +25,7 @@ from _pytest.runner import runtestprotocol
 
 import numdiff.device as device_module
 from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
+from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.quick_types import quick_types
 from tests import kept
 from tests.distributed.hosts import can_make_hosts
@@ -194,10 +195,10 @@ def engines():
 class Engine:
     """One engine, as an operation's test uses it."""
 
-    def __init__(self, name):
+    def __init__(self, name, checked=True):
         self.name = name
         self.device = "ptx" if name == "launch" else name
-        self.backend = get_backend(self.device)
+        self.backend = get_backend(self.device) if checked or name != "emulator" else unchecked_emulator()
         if name == "emulator":
             self.backend.vary_order = True  # two runs must give the same bits in whatever order the threads take turns
         self.computes = name not in ("launch", "ptx")
@@ -231,6 +232,11 @@ class Engine:
         if self.computes:
             a, b = download(a).view(np.uint8), download(b).view(np.uint8)
             assert np.array_equal(a, b), "two runs differ in their bits"
+
+
+@functools.cache
+def unchecked_emulator():
+    return EmulatorDevice(checks=False, float64=False)
 
 
 def relative_error(got, want, scale=None):
@@ -273,6 +279,9 @@ def exhaustively(*values):
 
 THREAD_ORDERS = pytest.mark.parametrize("order", ["shuffled", *exhaustively("forward", "reversed")])
 large = pytest.mark.large  # for tests and parameters that are too large for the emulator
+# of the first command, for its results alone: the emulator looks for no faults, which takes half of its time, as others
+# show all that this runs (covered.py says what that is), but for signs of integers, such as a second row of tiles
+unchecked = pytest.mark.unchecked
 
 
 @pytest.fixture(params=engines())
@@ -286,7 +295,8 @@ def engine(request, monkeypatch):
         monkeypatch.setattr(ptx.PtxDevice, "compile", staticmethod(
             lambda kernel, *others: {} if is_left_out(kernel) else compiled(kernel, *others)))
     old = device_module.set_poison(True)
-    yield Engine(request.param)
+    marks = {mark.name for mark in request.node.iter_markers()}
+    yield Engine(request.param, checked="unchecked" not in marks or "exhaustive" in marks)
     device_module.set_poison(old)
 
 

@@ -3,16 +3,16 @@ import ast
 
 import pytest
 
-from tests.kernels.test_reading_order import KERNELS
+from tests.kernels.test_reading_order import KERNELS, statements, tree_of
 
 LINES, ARGUMENTS, DEPTH = 80, 14, 6  # of a body without its docstring; blocks within blocks
 HARDWARE = ("threadIdx", "blockIdx", "shared", "local", "grid", "syncthreads")  # of cuda: who names it runs on a GPU
 
 
-def gpu_functions(path):
+def gpu_functions(tree):
     """[function] of a file that a GPU runs: decorated by cuda.jit, given to it or to `specialise`, or one that asks for
     its thread, where a factory's own helper compiles it."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    nodes = list(ast.walk(tree))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     given = {node.args[0].id for node in nodes if isinstance(node, ast.Call) and node.args
              and isinstance(node.args[0], ast.Name) and (is_of_cuda(node.func, ("jit",)) or isinstance(
@@ -37,7 +37,7 @@ def measure(function):
     def depth(node):
         if isinstance(node, ast.If) and len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):  # elif
             return max(1 + max(map(depth, node.body)), depth(node.orelse[0]))
-        inner = max(map(depth, ast.iter_child_nodes(node)), default=0)
+        inner = max(map(depth, (*getattr(node, "body", ()), *getattr(node, "orelse", ()))), default=0)
         return inner + isinstance(node, (ast.For, ast.While, ast.If, ast.With))
 
     start = function.body[ast.get_docstring(function) is not None]
@@ -48,11 +48,12 @@ def measured():
     """{"folder/file.py function": its measures} of what is over a bar; of namesakes the largest of each."""
     found = {}
     for path in sorted(KERNELS.rglob("*.py")):
-        for function in gpu_functions(path):
-            sizes = measure(function)
-            if any(size > bar for size, bar in zip(sizes, (LINES, ARGUMENTS, DEPTH), strict=True)):
-                name = f"{path.relative_to(KERNELS).as_posix()} {function.name}"
-                found[name] = tuple(map(max, sizes, found.get(name, sizes)))
+        tree = tree_of(path)
+        over = [node for node in statements(tree) if isinstance(node, ast.FunctionDef) and any(
+            size > bar for size, bar in zip(measure(node), (LINES, ARGUMENTS, DEPTH), strict=True))]
+        for function in set(over) & set(gpu_functions(tree)) if over else ():  # which of a file's are takes longer
+            name, sizes = f"{path.relative_to(KERNELS).as_posix()} {function.name}", measure(function)
+            found[name] = tuple(map(max, sizes, found.get(name, sizes)))
     return found
 
 
@@ -83,4 +84,4 @@ def make():
     return cuda.jit(c, launch_bounds=1), compiled(d)
 B = specialise(b, N=1)
 """)
-    assert sorted(function.name for function in gpu_functions(path)) == ["a", "b", "c", "d"]
+    assert sorted(function.name for function in gpu_functions(tree_of(path))) == ["a", "b", "c", "d"]

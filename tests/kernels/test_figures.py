@@ -2,8 +2,8 @@
 
 `python -m tests.kernels.write_figures` writes them, from what `numdiff bench kernels --of files` has measured on a GPU.
 """
-import ast
 import functools
+import importlib
 import re
 
 import pytest
@@ -12,7 +12,6 @@ from numdiff.benchmark.kernels import call_with, versions_of
 from numdiff.benchmark.problems import problems, without_memory
 from numdiff.device.planned import CARDS, Planned
 from numdiff.errors import NumdiffError
-from tests.kernels.write_figures import file_of
 
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
 PROBLEMS = problems()
@@ -28,7 +27,7 @@ NOT_YET = {}
 
 @functools.cache
 def docstring(module):
-    return ast.get_docstring(ast.parse(file_of(module).read_text(encoding="utf-8")), clean=False)
+    return importlib.import_module(module).__doc__
 
 
 def lines_under(heading, text):

@@ -4,6 +4,7 @@ The order is that of numdiff/kernels/README.md's tables, and within a folder tha
 """
 import ast
 import functools
+import gc
 import pathlib
 import re
 
@@ -14,9 +15,26 @@ PLACES = KERNELS, *KERNELS.parents[:2]  # where a file's name may begin, besides
 NAME = re.compile(r"(?<![\w*.…/])(?:[\w.-]+/)*(?:\w[\w-]*\.(?:py|md|json)\b|\w+/(?=[\s,.;:)`]|$))")
 
 
+def tree_of(path):
+    """A file's syntax tree; to look for garbage among its nodes meanwhile would take longer than to make them."""
+    gc.disable()
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    finally:
+        gc.enable()
+
+
+def statements(node):
+    """A node and the statements within it."""
+    yield node
+    for part in ("body", "orelse", "handlers", "finalbody"):
+        for below in getattr(node, part, ()):
+            yield from statements(below)
+
+
 @functools.cache
 def docstrings(path):
-    return [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [ast.get_docstring(node) or "" for node in statements(tree_of(path))
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
 
 

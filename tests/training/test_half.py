@@ -155,7 +155,8 @@ def compare(build, device, batch=2, precision="fp16"):
 
 
 def small_dit(device):
-    return DiT(image_size=4, in_channels=4, hidden_size=32, depth=1, num_heads=1, num_classes=3, device=device)
+    return DiT(image_size=4, in_channels=4, hidden_size=32, depth=1, num_heads=1, mlp_ratio=1, num_classes=3,
+               device=device)
 
 
 @pytest.mark.slow
