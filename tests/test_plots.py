@@ -9,6 +9,7 @@ from PIL import Image
 
 from numdiff import plots
 from numdiff.errors import NumdiffError, UsageError
+from tests.conftest import exhaustive
 from tests.forked import forked
 
 
@@ -39,6 +40,7 @@ def test_ticks_of_a_logarithmic_axis(low, high, expected):
     assert len(plots.log_ticks(1e-9, 1e9)) <= 20
 
 
+@exhaustive
 @pytest.mark.parametrize("losses", [[], [0.5], [0.5, 0.5], [1.0, float("nan"), 0.1], [0.0, -1.0, 2.0], [1e-9, 1e9]],
                          ids=["none", "one", "flat", "nan", "negative", "wide"])
 @pytest.mark.parametrize("log_y", [True, False])
@@ -102,6 +104,7 @@ def test_plots_leave_matplotlibs_settings_and_threads_draw(tmp_path):
     assert "matplotlib.pyplot" not in sys.modules
 
 
+@exhaustive
 def test_training_does_not_import_matplotlib_before_it_draws():
     script = ("import sys\nimport numdiff.training.run, numdiff_cli.train, numdiff_cli.bench\n"
               "assert 'matplotlib' not in sys.modules")

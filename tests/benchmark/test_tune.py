@@ -27,6 +27,7 @@ from numdiff.kernels import conv2d_forward, matmul_forward, second_pass, tuning
 from numdiff.kernels.conv2d.hopper import convolution as conv2d_hopper
 from numdiff.kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from numdiff.kernels.matmul import hopper, launcher
+from tests.conftest import exhaustive
 
 from .test_profile import small_unet
 
@@ -121,6 +122,7 @@ def test_shapes_of_convolutions():
 H100 = next(card for card in CARDS if card.device_name == "NVIDIA H100 80GB HBM3")
 
 
+@exhaustive
 def test_kernels_are_planned_without_running():
     """…those of every candidate of every shape, each once, and all of them can be found by a process of its own."""
     options = small_unet(image_size=32, channel_mult=(1, 2, 4))

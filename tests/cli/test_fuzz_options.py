@@ -13,6 +13,7 @@ from tests.conftest import exhaustive
 PART = 80  # of so many command lines one is tried here
 
 
+@exhaustive
 def test_wrong_options_end_in_one_sentence():
     tried = [arguments for arguments in cases() if share(arguments, PART) == 0]
     assert len(tried) > 150

@@ -1,10 +1,11 @@
 """A few hundred cases of the fuzz, and all its bombs: see fuzz_importers.py, which runs at length by itself."""
 import pytest
 
-from tests.conftest import exhaustively
+from tests.conftest import exhaustive, exhaustively
 from tests.data.fuzz_importers import BOMBS, fuzz
 
 
+@exhaustive
 def test_mutated_files():
     faults, cases, done, refused = fuzz(seed=7, count=120)
     assert not faults, faults

@@ -12,6 +12,7 @@ from numdiff.diffusion import Sampling
 from numdiff.diffusion.memory import bytes_for, largest_batch, measuring_twin
 from numdiff.errors import OutOfMemoryError, TooManyElementsError, UsageError
 from numdiff.nn import DiT, UNet
+from tests.conftest import quick
 
 
 class Small(PtxDevice):
@@ -80,6 +81,7 @@ def models(device):
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("which", [0, 1], ids=["unet", "dit"])
+@quick(lambda which, half: half == (which == 1))
 def test_a_batch_that_does_not_fit_is_told_with_one_that_does(which, half):
     def made():
         model, options = list(models(Small(3 << 30)))[which]

@@ -425,6 +425,7 @@ def check_stopped(folder, process, count, victim):
     assert newest_checkpoint(next((folder / "runs").iterdir())) is not None
 
 
+@exhaustive
 @needs("mpi")
 def test_a_stopped_rank_ends_the_job_and_the_other_says_for_whom_it_waits(stopped):
     check_stopped(*stopped, 2, 0)

@@ -8,7 +8,7 @@ import pytest
 
 from numdiff.device import cuda, float32, int32
 from numdiff.emulator import ORDERS, KernelFault
-from tests.conftest import THREAD_ORDERS, exhaustively
+from tests.conftest import THREAD_ORDERS, exhaustive, exhaustively
 from tests.emulator.planting import fault_at, faults_of, marked, race_between, run
 
 ALL = 0xFFFFFFFF
@@ -34,6 +34,7 @@ def test_barriers_that_count(options, x):
     assert (out == [[(x > 2).sum()], [(x > 2).all()], [(x > 2).any()]]).all()
 
 
+@exhaustive
 def test_a_launch_leaves_no_threads_behind():
     """Python's collector sees no cycle through a greenlet: whatever is not ended stays for good."""
     def alive():

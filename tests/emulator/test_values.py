@@ -8,6 +8,7 @@ import pytest
 
 from numdiff.emulator import Emulator, values
 from numdiff.emulator.values import MATH, TYPES, Int32, UInt8, UInt32, UInt64, fma, scalar
+from tests.conftest import exhaustive
 
 NAMES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32",
          "float64")
@@ -328,6 +329,7 @@ def mixed(a, b, c, x, y):
     return i + j + m, k, e, x * x + x
 
 
+@exhaustive
 @pytest.mark.parametrize("seed", range(3))
 def test_against_numba_on_the_cpu(seed):
     """The rewritten function gives what Numba compiles the same lines to (its CPU target has these rules in common)."""

@@ -24,6 +24,7 @@ from numdiff.nn.convert import (
     write_state_dict,
 )
 from numdiff.nn.convert.unet import canonical_names
+from tests.conftest import exhaustive
 from tests.reference import stored
 
 PT_FILES = [stored.FOLDER / f"weights_{kind}.pt" for kind in ("zip", "legacy", "container")]
@@ -288,6 +289,7 @@ def damaged_copies(data, rng, count):
         yield copy
 
 
+@exhaustive
 @pytest.mark.parametrize("kind", ["zip", "legacy", "container", "npz", "safetensors"])
 def test_random_damage_raises_nothing_but_numdiff_errors(tmp_path, rng, kind):
     if kind in ("npz", "safetensors"):

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 import numdiff
 from numdiff_cli.main import main
+from tests.conftest import exhaustive
 from tests.diffusion import benchmark_learned_steps
 from tests.training.test_sampling import write_model
 
@@ -95,6 +96,7 @@ def test_of_another_run(tmp_path):
     assert sample(other, path).exit_code == 0
 
 
+@exhaustive
 def test_table_beside_other_samplers(model_file, capsys):
     benchmark_learned_steps.main([str(model_file), "--counts", "3", "--samples", "3", "--reference-steps", "4",
                                   "--learn", "3", "--batch", "2", "--device", "cpu"])

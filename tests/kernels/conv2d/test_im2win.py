@@ -12,7 +12,7 @@ from numdiff.kernels import conv2d as C
 from numdiff.kernels.conv2d import im2win as M
 from numdiff.kernels.conv2d import launcher
 from numdiff.kernels.conv2d.im2col import im2col_forward_cost, im2col_forward_reference
-from tests.conftest import numerical_gradient, on, relative_error, shapes, unchecked, versions, where
+from tests.conftest import exhaustive, numerical_gradient, on, relative_error, shapes, unchecked, versions, where
 from tests.kernels import benchmark_im2win
 
 KINDS = [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (5, 2), (5, 3), (3, 4)]  # kernel, stride
@@ -177,6 +177,7 @@ def test_table_of_bytes(capsys):
     assert f"{9 * x:,.0f}" in rows["conv9"] and f"{3 * x * 58 / 56:,.0f}" in rows["conv9"]
 
 
+@exhaustive
 def test_the_benchmark_on_a_gpu(monkeypatch):
     """Which kernels it will launch, and its rows, of a GPU that computes in the emulator."""
     monkeypatch.setitem(benchmark_im2win.LAYERS, "conv9", (3, 4, 4, 3, 1))
