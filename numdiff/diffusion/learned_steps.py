@@ -253,6 +253,7 @@ def check_schedule(schedule, sampling=None):
             if isinstance(value, dict):
                 name, learned, value = next((f"{name}.{key}", learned.get(key), value.get(key))
                                             for key in {**learned, **value} if learned.get(key) != value.get(key))
+            learned, value = ("none" if given is None else given for given in (learned, value))
             raise UsageError(f"the schedule was learned with {name} {learned}, and here it is {value}: use it as it "
                              "was learned, or make one with numdiff schedule.")
 

@@ -12,6 +12,7 @@ from numdiff.kernels.conv2d.hopper import convolution as conv2d_hopper
 from numdiff.kernels.conv2d.hopper import weight_gradient as conv2d_hopper_gradient
 from numdiff.kernels.optimizer.grad_norm import global_norm
 from numdiff.training.options import resolve
+from tests.conftest import exhaustive
 
 from .fake_gpu import FakeGpu
 from .test_profile import TINY_DIT, small_unet
@@ -85,6 +86,7 @@ def test_on_the_cpu():
         list(bench_kernels(small_unet(), ("conv3d",)))
 
 
+@exhaustive
 @pytest.mark.slow
 def test_on_a_gpu(monkeypatch):
     gpu = FakeGpu()

@@ -22,6 +22,7 @@ from numdiff.kernels.versions import at_most
 from numdiff.training.options import resolve
 from numdiff_cli.bench import ladder_end, ladder_line
 from numdiff_cli.main import main
+from tests.conftest import exhaustive
 
 from .fake_gpu import FakeGpu
 from .test_profile import TINY_DIT, small_unet
@@ -109,6 +110,7 @@ def on_fake_gpu(monkeypatch, room):
     return gpu, resolve({**TINY_DIT, "device": "emulator"})
 
 
+@exhaustive
 @pytest.mark.slow
 def test_ladder_on_a_gpu(monkeypatch):
     """Whose kernels do nothing."""

@@ -9,7 +9,7 @@ from numdiff.diffusion.sampling import spherical_mean
 from numdiff.diffusion.schedule import SPACINGS, respaced_timesteps, sampling_sigmas, sigma_table, timestep_at
 from numdiff.errors import UsageError
 from numdiff.nn import Tensor
-from tests.conftest import on
+from tests.conftest import exhaustively, on
 from tests.diffusion.stub import MEANS, STD, GaussianModel
 from tests.nn.test_tape import tiny
 
@@ -210,7 +210,7 @@ def test_guidance_is_linear_between_the_two_answers(rng, channels):
 # Sampling -------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name, options", STOCHASTIC + DETERMINISTIC)
-@pytest.mark.parametrize("prediction", ["eps", "v", "x_0"])
+@pytest.mark.parametrize("prediction", ["v", *exhaustively("eps", "x_0")])
 def test_samples_of_every_sampler_have_the_classes_means(name, options, prediction):
     """From Philox noise to pixels, with all that lies between, for every prediction."""
     model = GaussianModel(prediction, size=16, schedule="cosine")

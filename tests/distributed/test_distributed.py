@@ -387,6 +387,7 @@ def test_a_fault_of_one_rank_ends_the_job_with_its_message(tmp_path):
     assert newest_checkpoint(next((tmp_path / "runs").iterdir())) is not None
 
 
+@exhaustive
 @needs("mpi")
 def test_a_signal_to_one_rank_stops_all_and_saves(tmp_path):
     process = start("endless", tmp_path)

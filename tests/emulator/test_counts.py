@@ -78,7 +78,7 @@ from numdiff.kernels.reduce import column_sum, column_sum_cost
 from numdiff.kernels.second_pass import Sum, add_parts, add_parts_cost
 from numdiff.kernels.softmax import softmax_backward, softmax_backward_cost, softmax_forward, softmax_forward_cost
 from numdiff.kernels.transformer import adaln, bias_gelu, chunk, gate, gate_adaln, patchify, qk_norm_rope, swiglu
-from tests.conftest import exhaustive, exhaustively, quick
+from tests.conftest import exhaustive, exhaustively
 from tests.emulator import kernels_mma
 
 float16, float32, float64 = np.float16, np.float32, np.float64
@@ -529,6 +529,7 @@ def test_costs_of_depthwise_products_by_tma():
     assert gradient.distinct_bytes == moved + 4 * 4 * 9 * 16
 
 
+@exhaustive
 def test_costs_of_a_matmul_of_two_arrays():
     rows, N, K = 128, 128, 128
 
@@ -578,6 +579,7 @@ def test_costs_of_gradients_that_come_together():
     assert counted.tensor_flops == linear_gradients_backward_cost(R, sizes, False)[1]
 
 
+@exhaustive
 def test_costs_of_e4m3():
     def halves(u, *shape):
         return upload(RNG.standard_normal(shape).astype(float16), u.device)
@@ -945,9 +947,8 @@ EXACT = [
 ]
 
 
+@exhaustive
 @pytest.mark.parametrize("operation, version, cost, side, more", EXACT)
-@quick(lambda cost, version: (cost[0].__name__, version) not in (
-    ("flash_attention_forward_cost", 1), ("flash_attention_backward_cost", 2)))
 def test_costs(operation, version, cost, side, more):
     t = Counted(lambda u: operation(u, version)).total
     moved, flops = cost[0](*cost[1:])

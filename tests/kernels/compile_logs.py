@@ -113,6 +113,14 @@ def one_of_each_source():
                  for name, (kernel, _) in reversed(kernels().items())}.values())[::-1]
 
 
+def two_of_each_file(names):
+    """The first and the last of names of kernels from each file."""
+    files = {}
+    for name in names:
+        files.setdefault(kernels()[name][0].py_func.__code__.co_filename, []).append(name)
+    return [name for found in files.values() for name in dict.fromkeys((found[0], found[-1]))]
+
+
 def widest(names):
     """Of names of kernels the widest variant of each text that has a constant, for each constant: it keeps most in
     registers. The command has all."""
@@ -140,8 +148,8 @@ def names_of_tests():
     """{what tests are made of: [name of a kernel, …]}. Within tests it is kept, as every worker asks for it, and that
     takes two seconds."""
     return kept.said(lambda: {
-        "a variant of each": [
-            name for name in one_of_each_source() if name not in tensor_core_kernels() and not name.startswith(LONG)],
+        "two of each file": two_of_each_file([
+            name for name in one_of_each_source() if name not in tensor_core_kernels() and not name.startswith(LONG)]),
         "variants": covering(kernels()),
         "logs": [*widest(tensor_core_kernels()), *widest_in_registers()],
         "left out": sorted(kernels().keys() - set(covering(kernels()))),

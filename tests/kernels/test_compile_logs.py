@@ -24,9 +24,9 @@ def check_text(text):
     assert ".entry" in text and not re.search(r"\.f64|\.extern .*__half", text)
 
 
-@pytest.mark.parametrize("name", names_of_tests()["a variant of each"])
-def test_a_variant_of_each_kernel_compiles(name):
-    """…for an H100, without float64; of LONG the exhaustive part."""
+@pytest.mark.parametrize("name", names_of_tests()["two of each file"])
+def test_two_kernels_of_each_file_compile(name):
+    """…for an H100, without float64; of LONG, and all others, the exhaustive part."""
     kernel, signature = kernels()[name]
     (text,) = PtxDevice.compile(kernel, signature, CAPABILITIES[-1:]).values()
     check_text(text)

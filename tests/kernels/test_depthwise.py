@@ -10,6 +10,7 @@ from numdiff.kernels import depthwise as D
 from numdiff.kernels.depthwise import launcher, mma
 from numdiff.kernels.versions import at_most
 from tests.conftest import (
+    exhaustive,
     exhaustively,
     numerical_gradient,
     on,
@@ -82,6 +83,7 @@ def test_backward(engine, rng, shape, kernel, dtype, version):
         engine.check_equal(got, again)
 
 
+@exhaustive
 @on("emulator", "cuda")
 def test_many_tiles_a_block(engine, rng, monkeypatch):
     """The weight gradient's sums go on from tile to tile; the last chunk has fewer."""

@@ -13,7 +13,7 @@ from numdiff.kernels.second_pass import Sum, add_parts, bits_of, collected, join
 from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
 from numdiff.nn.tensor import Parameter
-from tests.conftest import on, shapes, unchecked
+from tests.conftest import exhaustive, on, shapes, unchecked
 
 SHAPES = shapes(minimal=(1, 4), few_parts=(3, 1100), many_parts=(70, 12), large=(9, 70_000))
 
@@ -130,6 +130,7 @@ def test_shares_fill_the_gpu():
     assert bits_of(500, second_pass.WANTED) == 0
 
 
+@exhaustive
 @on("emulator", "cuda")
 def test_a_tape_collects_what_its_layers_leave(engine, rng, launched, monkeypatch):
     """Two linear layers in float16, one of them used twice: as if each gradient had been complete at once."""

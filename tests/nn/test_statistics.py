@@ -9,6 +9,7 @@ from numdiff.device import download, upload
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
+from tests.conftest import exhaustive
 
 CHANNELS, GROUPS = 8, 4
 
@@ -60,6 +61,7 @@ def run(backend, repeat=False):
     return [download(a) for a in (y.data, x.grad, block.weight.grad, block.scale.grad)]
 
 
+@exhaustive
 @pytest.mark.slow
 def test_statistics_reach_the_norm(monkeypatch):
     """Through an upsampling; as NumPy computes it without them, but for rounding; recomputed, the same bits."""

@@ -286,6 +286,7 @@ def test_nohup_is_left_alone(tmp_path):
     assert process.returncode == 143
 
 
+@exhaustive
 def test_a_reader_that_leaves_stops_the_run_in_order(tmp_path):
     process, _ = start(tmp_path, "--steps", "5000", after=" 3/5000", stderr=subprocess.PIPE)
     process.stdout.close()

@@ -12,7 +12,7 @@ from numdiff.kernels import conv2d as C
 from numdiff.kernels.conv2d import im2win as M
 from numdiff.kernels.conv2d import launcher
 from numdiff.kernels.conv2d.im2col import im2col_forward_cost, im2col_forward_reference
-from tests.conftest import exhaustive, numerical_gradient, on, relative_error, shapes, unchecked, versions, where
+from tests.conftest import exhaustive, numerical_gradient, on, quick, relative_error, shapes, unchecked, versions, where
 from tests.kernels import benchmark_im2win
 
 KINDS = [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (5, 2), (5, 3), (3, 4)]  # kernel, stride
@@ -98,6 +98,7 @@ def test_forward(engine, rng, shape):
         engine.check_equal(y, C.conv2d_forward(engine(x), engine(weight), None, stride, version=version))
 
 
+@quick(lambda engine: engine != "emulator")
 @CONVOLUTIONS
 def test_backward(engine, rng, shape):
     x, weight, bias, dy, stride = operands(rng, shape)

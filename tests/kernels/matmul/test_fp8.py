@@ -75,6 +75,7 @@ def test_products_with_their_activations(engine, rng, promoted):
                  swiglu_backward(product, u.astype(float)), 2 * tolerance)
 
 
+@quick(lambda engine: engine != "emulator")
 @shapes(odd=(72, 48, 32), large=(1000, 1152, 768))
 @PROMOTED
 @quick(lambda engine, promoted: engine != "emulator" or promoted)
