@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused():
     model = Bent(size=4)
     schedule = trajectory(model).schedule(3)
     for changed, sentence in (
-            ({"cfg_scale": 2.0}, "learned with cfg_scale 2.0, and here it is None"),
+            ({"cfg_scale": 2.0}, "learned with cfg_scale 2.0, and here it is none"),
             ({"model": "dit"}, "learned with model dit, and here it is function"),
             ({"diffusion": {**schedule["diffusion"], "prediction": "v"}},
              "learned with diffusion.prediction v, and here it is eps"),
@@ -125,9 +125,9 @@ def test_of_a_unet():
     assert described(sampling).items() <= schedule.items()
     whole = sample(model, 4, seed=2, schedule=schedule, cfg_scale=1.5)
     np.testing.assert_array_equal(whole[2:], sample(model, 2, seed=4, y=[2, 0], schedule=schedule, cfg_scale=1.5))
-    with pytest.raises(UsageError, match="learned with cfg_scale 1.5, and here it is None"):
+    with pytest.raises(UsageError, match="learned with cfg_scale 1.5, and here it is none"):
         Sampling(model, 4, schedule=schedule)
-    with pytest.raises(UsageError, match="learned with cfg_interval None, and here it is \\[0.5, 5.0\\]"):
+    with pytest.raises(UsageError, match="learned with cfg_interval none, and here it is \\[0.5, 5.0\\]"):
         Sampling(model, 4, schedule=schedule, cfg_scale=1.5, cfg_interval=(0.5, 5.0))
     with pytest.raises(UsageError, match="leaves nothing to say by guide"):
         Sampling(model, 4, schedule=schedule, guide=UNet(**{**model.options, "seed": 3}, device="cpu"))
