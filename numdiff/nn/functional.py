@@ -38,12 +38,17 @@ def gradient_of(parameter):
     return parameter.grad if trains(parameter) else None
 
 
+def gradient_to_fill(weight):
+    """(the gradient, whether to add to it) of a weight that is `written`; (None, True) where it is frozen."""
+    return (None, True) if weight.frozen else weight.grad_to_fill()
+
+
 def gradients_of(weight, bias, aside=None):
     """What `linear_backward` is told of a linear layer's gradients: where they are, if they are wanted, and whether the
     weight's is added to; or `aside`, where they come together with others (together.py)."""
     if aside is not None:
         return {"dweight": None, "dbias": None, "aside": aside}
-    dweight, accumulate = (None, True) if weight.frozen else weight.grad_to_fill()
+    dweight, accumulate = gradient_to_fill(weight)
     return {"dweight": None if dweight is None else dweight.reshape(weight.shape[0], -1), "dbias": gradient_of(bias),
             "accumulate": accumulate}
 
@@ -186,7 +191,7 @@ def conv2d(x: Tensor, weight: Parameter, bias: Parameter | None = None, stride: 
     wants_channel, adds = channel is not None, residual is not None  # `backward` must not keep the tensors
 
     def backward(dy, before):
-        dweight, accumulate = (None, True) if weight.frozen else weight.grad_to_fill()
+        dweight, accumulate = gradient_to_fill(weight)
         gradients = K.conv2d_backward(dy, saved, weight.like(saved), dweight, gradient_of(bias), stride, wants_dx,
                                       need_channel=wants_channel, residual=before, accumulate=accumulate)
         gradients = [*gradients] if wants_channel else [gradients]
