@@ -1,6 +1,6 @@
 """A model's linear layers in FP8: bytes of their weights in both orientations, and delayed scales, on the device.
 
-`FlatParameters.keep_float8` makes it; the operations of `functional.py` ask `layer_of` for a weight's layer. A training
+`FlatParameters.keep_float8` makes it; the operations of `functional/` ask `layer_of` for a weight's layer. A training
 step ends with `update`, after the optimizer has changed the weights. Ranks that train together choose the scales by the
 largest numbers of all of them, which travel with the loss (distributed/exchange.py). Samples are drawn in float16:
 without a tape no layer is found, and nothing is counted.

@@ -1,4 +1,4 @@
-"""Layers: the parameters and initial values that go with each operation of `functional.py`.
+"""Layers: the parameters and initial values that go with each operation of `functional/`.
 
 Initial values are those of the reference implementations: weights and biases uniform in ±1/√fan_in (Kaiming uniform
 with a = √5), norms at one and zero, embeddings standard normal, and zero where the architecture asks for zero.
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..device import AnyArray
 from ..kernels.conv2d.narrow import NARROW
 from ..kernels.versions import capped
 from . import functional as F
@@ -145,5 +146,5 @@ class Embedding(Module):
     def __init__(self, count: int, channels: int, initial: Callable = normal) -> None:
         self.weight = Parameter((count, channels), initial)
 
-    def forward(self, labels: F.Array) -> Tensor:
+    def forward(self, labels: AnyArray) -> Tensor:
         return F.embedding(labels, self.weight)

@@ -1,7 +1,7 @@
 """Tensors and the tape: reverse-mode automatic differentiation in one page.
 
 A `Tensor` is an array (NumPy or device) and, if something wants its gradient, a `Slot` to collect it in. While a `Tape`
-is active every operation of `functional.py` appends one record: the slot of its output, the slots of its inputs, and a
+is active every operation of `functional/` appends one record: the slot of its output, the slots of its inputs, and a
 function from the output's gradient to the inputs' gradients. `tape.backward` walks the list from its end, so the order
 is the execution order reversed, always the same, with no graph search and no recursion.
 

@@ -26,6 +26,7 @@ from numdiff.training.precision import compute_in
 from numdiff.training.step import TrainingStep
 from tests.conftest import exhaustive, exhaustively, needs, where
 
+LAUNCHING = [float8, *(m for m in vars(functional).values() if isinstance(m, types.ModuleType) and hasattr(m, "K"))]
 LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "mlp_ratio": 3.0, "shift": False}
 
 
@@ -132,11 +133,13 @@ class HostArena:
         for name, function in vars(K).items():
             if name.endswith("_forward"):
                 setattr(laying, name, self.laying(function))
-        functional.K = float8.K = laying
+        for module in LAUNCHING:
+            module.K = laying
         try:
             yield step.loans
         finally:
-            functional.K = float8.K = K
+            for module in LAUNCHING:
+                module.K = K
 
 
 def poison(step):

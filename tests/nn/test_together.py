@@ -2,13 +2,13 @@
 import numpy as np
 import pytest
 
+from numdiff import kernels as K
 from numdiff.device import get_backend
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.planned import CARDS
 from numdiff.distributed.buckets import last_records, parameters_of
 from numdiff.kernels import linear_gradients as L
-from numdiff.nn import DiT, Tape, Tensor, together
-from numdiff.nn import functional as F
+from numdiff.nn import DiT, Tape, Tensor, float8, together
 from numdiff.nn.layers import Linear
 from numdiff.nn.module import FlatParameters, Module
 from numdiff.training.build import model_options
@@ -43,13 +43,13 @@ def launched(monkeypatch):
         counts.append((len(layers), accumulate))
         L.linear_gradients_backward(layers, accumulate)
 
-    def backward(dy, x, weight, dweight, dbias, aside=None, plain=F.K.linear_backward, **options):
+    def backward(dy, x, weight, dweight, dbias, aside=None, plain=K.linear_backward, **options):
         if aside is not None:
             aside(dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1]))
         return plain(dy, x, weight, dweight, dbias, **options)
 
     monkeypatch.setattr(together, "linear_gradients_backward", launch)
-    monkeypatch.setattr(F.K, "linear_backward", backward)
+    monkeypatch.setattr(K, "linear_backward", backward)
     return counts
 
 
@@ -75,13 +75,13 @@ def test_layers_come_together(rng, launched, monkeypatch, uses_b, times):
     assert launched == [(count, False), (count, True)][:times]
     last = last_records(records)
     assert {last[id(layer.weight)] for layer in (model.a, model.b, model.c)} == {len(records) - 1}
-    monkeypatch.setattr(F, "joined", lambda *_: None)
+    monkeypatch.setattr("numdiff.nn.functional.gradients.joined", lambda *_: None)
     np.testing.assert_allclose(gradients(model, x, dy, times, uses_b=uses_b)[0], found, rtol=1e-5, atol=1e-6)
     assert len(launched) == times and not together._begun.items
 
 
 def test_an_error_leaves_nothing_behind(rng, launched, monkeypatch):
-    monkeypatch.setattr(F.float8, "linear_backward", lambda dy, *_, aside, **__: aside(dy, dy) or 1 / 0)
+    monkeypatch.setattr(float8, "linear_backward", lambda dy, *_, aside, **__: aside(dy, dy) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         gradients(Layers(), Tensor(np.ones((5, 3), np.float32)), np.ones((5, 2), np.float32))
     assert launched == [] and not together._begun.items and not together._open.items

@@ -1,0 +1,50 @@
+"""The differentiable operations: each calls a kernel forward and gives the tape the kernel for its backward.
+
+Inputs and results are `Tensor`s; weights are `Parameter`s, whose gradients the backward adds into. Nothing here asks
+which device the arrays are on. The mathematics, shapes and sources stand in numdiff/kernels, in the file of the
+operation that a function calls (`K.groupnorm_forward`: kernels/groupnorm).
+
+    elementwise.py    each element by itself: sums, casts, activations, chains in one kernel, dropout
+    products.py       linear layers, one or several at once
+    convolutions.py   dense and depthwise
+    norms.py          GroupNorm, LayerNorm, RMSNorm, softmax
+    attentions.py     softmax attention, sparse-linear attention, the norm and rotation of q and k
+    modulation.py     adaptive norms, gates, learned scales
+    feed_forward.py   two products and the GELU or SwiGLU between them
+    movement.py       parts, pairs, patches, resolutions
+    embeddings.py     of timesteps and classes
+    losses.py         what training makes small
+    gradients.py      where gradients of weights go; of the other files' use alone
+
+All names are here, too: `from numdiff.nn import functional as F`, then `F.linear`.
+"""
+from .attentions import attention, qk_norm_rope, sparse_linear_attention
+from .convolutions import conv2d, depthwise_conv2d, depthwise_layer_norm
+from .elementwise import (
+    add,
+    add_constant,
+    cast,
+    channel_add,
+    dropout,
+    fused,
+    gelu,
+    scale_shift,
+    silu,
+    swiglu,
+    weigh,
+)
+from .embeddings import class_dropout, embedding, timestep_embedding
+from .feed_forward import bias_gelu, gates_products, mlp, swiglu_mlp
+from .losses import hybrid_loss, mse
+from .modulation import adaln, gate, gate_adaln, layer_scale
+from .movement import avgpool, chunk, columns, concat, pair, patchify, reshape, unpatchify, upsample
+from .norms import group_norm, layer_norm, rms_norm, softmax
+from .products import linear, linear_group, linear_stack, matmul, stacks, together
+
+__all__ = ["adaln", "add", "add_constant", "attention", "avgpool", "bias_gelu", "cast", "channel_add", "chunk",
+           "class_dropout", "columns", "concat", "conv2d", "depthwise_conv2d", "depthwise_layer_norm", "dropout",
+           "embedding", "fused", "gate", "gate_adaln", "gates_products", "gelu", "group_norm", "hybrid_loss",
+           "layer_norm", "layer_scale", "linear", "linear_group", "linear_stack", "matmul", "mlp", "mse", "pair",
+           "patchify", "qk_norm_rope", "reshape", "rms_norm", "scale_shift", "silu", "softmax",
+           "sparse_linear_attention", "stacks", "swiglu", "swiglu_mlp", "timestep_embedding", "together", "unpatchify",
+           "upsample", "weigh"]

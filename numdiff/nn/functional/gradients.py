@@ -1,0 +1,38 @@
+"""Where the gradients of an operation's weights go, and whether they are wanted: what the other files ask for.
+
+A `Parameter` that is frozen, or absent (None), has no gradient to add to. One that is `written` has its gradient
+written by the first backward and added to by later ones (`Parameter.grad_to_fill`). Those of linear layers whose
+gradients come together are put aside (../together.py).
+"""
+from ..tensor import is_recording
+from ..together import joined
+
+
+def trains(*parameters):
+    """Whether one of the Parameters (None: absent) is trained, so that an operation must be recorded for it."""
+    return any(parameter is not None and not parameter.frozen for parameter in parameters)
+
+
+def gradient_of(parameter):
+    """The gradient to add to; None where it is not to be computed, of a frozen parameter or an absent one."""
+    return parameter.grad if trains(parameter) else None
+
+
+def gradient_to_fill(weight):
+    """(the gradient, whether to add to it) of a weight that is `written`; (None, True) where it is frozen."""
+    return (None, True) if weight.frozen else weight.grad_to_fill()
+
+
+def gradients_of(weight, bias, aside=None):
+    """What `linear_backward` is told of a linear layer's gradients: where they are, if they are wanted, and whether the
+    weight's is added to; or `aside`, where they come together with others (together.py)."""
+    if aside is not None:
+        return {"dweight": None, "dbias": None, "aside": aside}
+    dweight, accumulate = gradient_to_fill(weight)
+    return {"dweight": None if dweight is None else dweight.reshape(weight.shape[0], -1), "dbias": gradient_of(bias),
+            "accumulate": accumulate}
+
+
+def put_aside(weight, bias, layer):
+    """For `gradients_of`: the function of a layer that is recorded within `together`, or None; layer: in FP8."""
+    return joined(weight, bias) if layer is None and is_recording() else None

@@ -1,0 +1,89 @@
+"""Products of matrices: linear layers, alone and several at once, and a product of two tensors."""
+import contextlib
+from collections.abc import Sequence
+
+from ... import kernels as K
+from ...device import AnyArray
+from ...dtypes import is_half
+from .. import float8
+from ..tensor import Parameter, Tensor, is_recording, record, record_parts
+from ..together import together as grouped
+from .gradients import gradients_of, put_aside, trains
+
+
+def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual: Tensor | None = None,
+           gate: Tensor | None = None) -> Tensor:
+    """x (..., K), weight (N, K), bias (N,) or None -> x·weightᵀ + bias, (..., N); further axes of weight count as K.
+    residual: a tensor like the result, added to it, in the same kernel if that supports it
+    gate: (B, N), with a residual (B, T, N): what the result is multiplied by before; only where `gates_products`
+    """
+    if gate is not None:
+        b = None if bias is None else bias.data
+        return Tensor(K.linear_gate_forward(x.data, weight.like(x.data), b, residual.data, gate.data))
+    wants_dx, adds = x.slot is not None, residual is not None
+
+    def backward(dy, before):
+        dx = float8.linear_backward(dy, kept, weight, layer, need_dx=wants_dx, residual=before,
+                                    **gradients_of(weight, bias, aside))
+        return (dx, dy) if adds else (dx,)
+
+    layer = float8.layer_of(weight, x.data)
+    aside = put_aside(weight, bias, layer)
+    y, kept = float8.linear_forward(x.data, weight, bias, layer, residual and residual.data)
+    result = record("linear", y, (x,) if residual is None else (x, residual), backward,
+                    has_parameters=trains(weight, bias), adds=True)
+    result.owned = True
+    return result
+
+
+def together(x: Tensor, *weights: Parameter) -> contextlib.AbstractContextManager:
+    """Context in which the gradients of linear layers with these weights are made in one launch, if there is a kernel
+    for it on what x (..., K) is like, and that is faster (together.py)."""
+    joins = (is_recording() and is_half(x.dtype) and not any(w.frozen or float8.layer_of(w, x.data) for w in weights)
+             and K.linear_gradients_supports(x.data, [w.shape for w in weights]))
+    return grouped(weights) if joins else contextlib.nullcontext()
+
+
+def linear_group(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]]) -> list[Tensor]:
+    """[x·weightᵀ + bias] for layers [(weight, bias)] of one float32 input x (B, K), in one launch: tensors (B, N_i)."""
+    saved = x.data
+
+    def backward(dys):
+        # one kernel writes all weights' gradients, or adds to all, those of frozen ones too, which nobody reads
+        accumulate = not all(w.stale for w, _ in layers if not w.frozen)
+        gradients = [(w.grad if accumulate or w.frozen else w.grad_to_fill()[0], b.grad) for w, b in layers]
+        return (K.linear_group_backward(dys, saved, [(w.data, b.data) for w, b in layers], gradients,
+                                        accumulate=accumulate),)
+
+    return record_parts("linear_group", K.linear_group_forward(saved, [(w.data, b.data) for w, b in layers]), (x,),
+                        backward, has_parameters=trains(*(parameter for layer in layers for parameter in layer)))
+
+
+def stacks(like: AnyArray, layers: Sequence[tuple[Parameter, Parameter]]) -> bool:
+    """Whether `linear_stack` takes these layers [(weight, bias)], and an x of the type and device of `like`: equal ones
+    at equal distances, of 16 bits on Hopper, all of them trained or all frozen."""
+    parameters = [parameter for layer in layers for parameter in layer]
+    return (is_half(like.dtype) and len({parameter.frozen for parameter in parameters}) == 1
+            and K.linear_stack_supports(like, [w.like(like) for w, _ in layers], [b.data for _, b in layers]))
+
+
+def linear_stack(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]]) -> Tensor:
+    """x·weightᵀ + bias of layers [(weight, bias)] that `stacks` allows, side by side: (B, G·N) of one input (B, K)."""
+    saved, wants_dx, trained = x.data, x.slot is not None, trains(layers[0][0])
+
+    def backward(dy):
+        accumulate, gradients = not all(weight.stale for weight, _ in layers), None
+        if trained:
+            gradients = [(w.grad if accumulate else w.grad_to_fill()[0], b.grad) for w, b in layers]
+        weights = [weight.like(saved) for weight, _ in layers]
+        return (K.linear_stack_backward(dy, saved, weights, gradients, accumulate, wants_dx),)
+
+    y = K.linear_stack_forward(saved, [(weight.like(saved), bias.data) for weight, bias in layers])
+    return record("linear_stack", y, (x,), backward, has_parameters=trained)
+
+
+def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0) -> Tensor:
+    """alpha · a·b with equal leading batch dimensions."""
+    left, right = a.data, b.data
+    y = K.matmul_forward(left, right, transpose_a, transpose_b, alpha=alpha)
+    return record("matmul", y, (a, b), lambda dy: K.matmul_backward(dy, left, right, transpose_a, transpose_b, alpha))
