@@ -291,6 +291,34 @@ class Gpu:
                 self.check(self._driver.cuStreamWaitEvent(self._handle, join, 0))
                 self._joined = self._waits = True
 
+    def signal(self, places):
+        """Write 1 into elements [(int32 array, index)] of this or other GPUs' memory, once what was launched before is
+        done and can be seen there. (CUDA driver API, "Stream Memory Operations".)"""
+        self._operate([self._operation("WRITE", array, index, 1) for array, index in places])
+
+    def await_signals(self, array, indices):
+        """What is launched from now on waits until all these elements are 1, and finds 0 there. The stream waits, no
+        multiprocessor."""
+        self._operate([self._operation(kind, array, index, value)
+                       for kind, value in (("WAIT", 1), ("WRITE", 0)) for index in indices])
+
+    def _operation(self, kind, array, index, value):
+        driver = self._driver
+        made = driver.CUstreamBatchMemOpParams()
+        made.operation = getattr(driver.CUstreamBatchMemOpType, f"CU_STREAM_MEM_OP_{kind}_VALUE_32")
+        values = made.waitValue if kind == "WAIT" else made.writeValue
+        values.operation, values.address = made.operation, driver.CUdeviceptr(self.pointer(array) + 4 * index)
+        values.value = driver.cuuint32_t(value)
+        values.flags = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ if kind == "WAIT" else
+                           driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT)
+        return made
+
+    def _operate(self, operations):
+        with self.turn:
+            if operations:
+                self.check(self._driver.cuStreamBatchMemOp(self._handle, len(operations), operations, 0))
+                self._waits = True
+
     def _begin_part(self):
         self._target = self.stream.create_graph_builder()
         self._target.begin_building("relaxed")  # relaxed: loading a kernel for the first time is allowed meanwhile

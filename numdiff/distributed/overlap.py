@@ -1,15 +1,19 @@
-"""`peer` sums the gradients during the backward pass, on a second stream.
+"""`peer` sums the gradients during the backward pass, on a second stream: by kernels, or by copies first.
 
     first stream     … backward of the last blocks | of those before …  … | join, the rest of the sum | update
     second stream          group 0: barrier, sum, barrier, gather | group 1: … |
+    or, by copies          group 0: signals, copies | group 1: … |             join, the rest, sum | update
 
 The parameters form groups by the moment at which their gradients are complete, and a group leaves at that moment. It is
 not a run of the flat buffer, as a bucket of `mpi` is: a UNet's embedding layers lie all over it, and their gradients
 come last, so every run would wait for them. What has not left when the backward pass ends follows it. (Where ranks
 share the update, each needs the sums of its own part only: no second barrier, no gather.)
 
-FOR WHOM. A kernel that adds needs registers, of which a DiT's GEMMs leave none on any multiprocessor: it waits for
-them, and they for it. So a model says whether it pays (`Model.exchange_beside`).
+BY COPIES, where the ranks share the update. A kernel that adds needs registers, of which a DiT's GEMMs leave none on
+any multiprocessor: it waits for them, and they for it. Copy engines need no multiprocessor, nor does a stream that
+waits for a number to be written to this GPU's memory. So the gradients that are this rank's to add up are copied here
+from the other ranks, and added up when the backward pass is over, by one kernel that reads this GPU's memory alone.
+What a model wants is told by `Model.exchange_beside`.
 
 THE SAME BITS. Each element is added up by one rank, in rank order, as without this. Where a weight's gradient waits for
 its parts to be added up (kernels/second_pass.py), that is done before a group leaves.
@@ -18,14 +22,16 @@ WHY IT CANNOT DEADLOCK. A barrier's kernel spins on one multiprocessor until all
 kernels of the backward pass may need that multiprocessor, even all of them at once. All ranks have the same groups, and
 pass the same barriers in the same order; the first stream waits for the second only at the join, after the last fork.
 Take the first barrier that not all ranks have come to. A rank that has not has passed all barriers before it, so
-nothing spins there: its backward pass goes on, forks, and the rank comes.
+nothing spins there: its backward pass goes on, forks, and the rank comes. Signals are waited for in the order of the
+groups, too, by those who add up some of a group, and each rank gives its own before it waits.
 
 WHAT A GROUP MAY TOUCH. Its gradients, which are complete: their loan is over (nn/loans.py), and what was lent is not
 lent again in this step. Its kernels write nothing else, and the join precedes whatever writes gradients next.
 """
 import numpy as np
 
-from ..device import forked, join, lasting, upload
+from ..device import copy_into, download, forked, join, lasting, synchronize, upload, zeros
+from ..errors import NumdiffError
 from ..kernels.peer_pieces import peer_copy_pieces, peer_reduce_pieces, pieces_of
 from ..kernels.second_pass import settle
 from ..nn.partition import joined
@@ -33,19 +39,23 @@ from .buckets import NEVER, last_records, parameters_of
 
 BLOCKS = 64  # of 256 threads, that add up during the backward pass; 0: the sum follows it
 GROUPS = 16  # at most, of nearly the same size: little more than one of them is left for after the backward pass
+KERNELS, COPIES = "kernels", "copies"  # of `Model.exchange_beside`
 
 
 class Group:
     """Parameters whose gradients are all complete after record number `ready`.
 
     own, others: tables of the pieces that this rank adds up, and of those that it gets from the others, as
-    kernels/peer_pieces.py takes them
+    kernels/peer_pieces.py takes them; runs: {rank: [(start, stop)]} of what each adds up, where the update is shared
     """
 
     def __init__(self, members, ready, parameters, rank, ranks, bounds):
         self.parameters, self.ready = [parameter for parameter, *_ in members], ready
         spans = sorted((first, end) for _, first, _, end in members)
-        pieces = pieces_of(rows_of(spans, bounds))
+        rows, self.runs = rows_of(spans, bounds), {}
+        for owner, start, _, count in rows:
+            self.runs.setdefault(owner, []).append((start, start + count))
+        pieces = pieces_of(rows)
         if bounds is None:
             pieces[:, 0] = np.arange(len(pieces)) * ranks // max(1, len(pieces))
         with lasting(getattr(parameters.grad, "backend", None)):
@@ -83,15 +93,18 @@ def groups_of(parameters, touched, rank, ranks, bounds):
 
 
 def made_for(exchange, parameters):
-    """The watcher of the backward pass of the model with these `FlatParameters`, if its `exchange_beside` says so; None
-    where the sum follows it."""
-    parameters.overlapped = wanted(parameters)
-    return Overlap(exchange, parameters) if parameters.overlapped else None
+    """The watcher of the backward pass of the model with these `FlatParameters`, as its `exchange_beside` says; None
+    where the sum follows it. Collective."""
+    made = {KERNELS: Overlap, COPIES: CopiedOverlap}.get(wanted(parameters, exchange.partition))
+    made = made and made(exchange, parameters)
+    parameters.overlapped = bool(made and made.works())
+    return made if parameters.overlapped else None
 
 
-def wanted(parameters):
-    """Whether the gradients are summed during the backward pass."""
-    return BLOCKS > 0 and getattr(parameters, "exchange_beside", False)
+def wanted(parameters, partition):
+    """How the gradients are summed during the backward pass: "kernels", "copies" (of a shared update), or None."""
+    how = getattr(parameters, "exchange_beside", None) if BLOCKS > 0 else None
+    return None if how == COPIES and not partition else how
 
 
 def plan(like, size):
@@ -108,6 +121,10 @@ class Overlap:
         self.exchange, self.parameters = exchange, parameters
         self.groups = {}  # length of a tape -> [Group]; all are kept, as a captured step reads their tables
         self.current, self.left = None, 0  # the groups of this step, once it has begun, and how many of them have left
+
+    def works(self):
+        """Whether these ranks can do it; what does not is found by the trial of sums (exchange_base.py). Collective."""
+        return True
 
     def begin(self, records):
         if len(records) not in self.groups:
@@ -139,3 +156,63 @@ class Overlap:
             exchange.barrier()  # every rank's sums are there
             peer_copy_pieces(exchange.gradients, own, group.others, blocks=blocks)
         self.left += 1
+
+
+class CopiedOverlap(Overlap):
+    """The same by copies, for a shared update.
+
+    signals: every rank's int32 (groups · ranks,): at group · ranks + r rank r writes that it has its gradients of the
+    group; arrived: of every rank its gradients of this rank's part, the own ones where they lie
+    """
+
+    def __init__(self, exchange, parameters):
+        super().__init__(exchange, parameters)
+        self.gpu, self.rank, self.ranks = exchange.gpu, exchange.rank, len(exchange.gradients)
+        self.others = [(self.rank + step) % self.ranks for step in range(1, self.ranks)]  # each begins with another one
+        self.first, stop = exchange.partition.bounds[self.rank:self.rank + 2]
+        own = exchange.communicator.build(self._take, exchange.gradient[self.first:stop])
+        self.signals = exchange.share(own)
+
+    def _take(self, own):
+        with lasting(getattr(own, "backend", None)):
+            self.arrived = [own if rank == self.rank else zeros(own.shape, np.float32, self.gpu)
+                            for rank in range(self.ranks)]
+            self.pieces = upload(pieces_of([(0, 0, 0, own.size)]), own)
+            signals = zeros(2 * GROUPS * self.ranks, np.int32, self.gpu)
+        synchronize(self.gpu)  # they are zero before anybody may write to them
+        return signals
+
+    def works(self):
+        """Signals of a group are given, but not waited for, as they might not come."""
+        communicator = self.exchange.communicator
+        try:
+            self._signal(0, self.others)
+            synchronize(self.gpu)
+            given = True
+        except NumdiffError:
+            given = False
+        given = all(communicator.gather(given))
+        own = self.signals[self.rank]
+        arrived = download(own)[[*self.others]].all()
+        copy_into(own, np.zeros(own.shape, np.int32))
+        return given and all(communicator.gather(bool(arrived)))
+
+    def finish(self):
+        super().finish()
+        peer_reduce_pieces(self.arrived, self.arrived[self.rank], self.pieces)
+
+    def _add(self, group, blocks):
+        """The last group is waited for by all, so that the other ranks' mail is there, too."""
+        last = self.left == len(self.current) - 1
+        waiting = range(self.ranks) if last else group.runs
+        self._signal(self.left, [rank for rank in waiting if rank != self.rank])
+        if self.rank in waiting:
+            self.gpu.await_signals(self.signals[self.rank], [self.left * self.ranks + rank for rank in self.others])
+        for rank in self.others:
+            for start, stop in group.runs.get(self.rank, ()):
+                copy_into(self.arrived[rank][start - self.first:stop - self.first],
+                          self.exchange.gradients[rank][start:stop])
+        self.left += 1
+
+    def _signal(self, group, ranks):
+        self.gpu.signal([(self.signals[rank], group * self.ranks + self.rank) for rank in ranks])

@@ -50,7 +50,7 @@ class PeerExchange(NoExchange):
             self.gradients, self.mails, self.all_flags, *more = communicator.build(self._open, shared, arrays)
             if self.partition:
                 self.weights, self.partials, *self.halves = more
-            self.overlap = communicator.build(overlap.made_for, self, parameters)
+            self.overlap = overlap.made_for(self, parameters)
             communicator.build(try_sums, self, communicator, self.gradient, self.partition)
         except NumdiffError:
             self.gpu.close_shared(self.mapped)
@@ -70,7 +70,7 @@ class PeerExchange(NoExchange):
         self.all_flags = [zeros(MAX_RANKS * STRIDE, np.int32, like)] * size
         self.add(zeros(1, np.float32, like))
         self.gather(partition and partition.bounds)
-        if overlap.wanted(parameters):
+        if overlap.wanted(parameters, partition):
             overlap.plan(like, size)
         if partition:
             self.weights, self.partials = [parameters.data] * size, [partition.partials] * size
@@ -86,6 +86,11 @@ class PeerExchange(NoExchange):
         """The arrays of every rank: its own as they are, the others' mapped."""
         ranks = [[self._map(s) for s in arrays] if rank != self.rank else own for rank, arrays in enumerate(shared)]
         return [list(column) for column in zip(*ranks, strict=True)]
+
+    def share(self, array):
+        """The arrays of every rank, of which this is the own one. Collective."""
+        shared = self.communicator.everywhere(lambda: [self.gpu.share(array)])
+        return self.communicator.build(self._open, shared, [array])[0]
 
     def _map(self, shared):
         self.mapped.append(self.gpu.open_shared(shared))

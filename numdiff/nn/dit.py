@@ -49,7 +49,6 @@ MODELS |= {f"LightningDiT-{letter}/{p}": {**size, "patch_size": p, **LIGHTNING} 
 MODELS["DiT-Tiny"] = {"depth": 6, "hidden_size": 192, "num_heads": 6, "patch_size": 4}  # numdiff's own, for laptops
 FREQUENCIES = 256  # channels of the timestep's sinusoids, whatever the model's width
 EPS = 1e-6  # of every norm
-STACKS = 4  # of the layers that make the blocks' conditioning, where their gradients leave one after the other
 NORMS, MLPS, ATTENTIONS = ("layer", "rms"), ("gelu", "swiglu"), ("full", "sla")
 WIDTH = 8  # the width of a SwiGLU is rounded up to a multiple of this: kernels read 16 bytes of float16 at a time
 
@@ -276,34 +275,49 @@ class DiT(Model):
         """What the blocks take from timestep and class, whatever the image: Tensors (B, 6 D) of each block's shift,
         scale and gate of attention, then of the MLP (without shifts (B, 4 D)), and (B, 2 D) of the last layer's shift
         and scale. Each is computed when it is asked for; those of `_stacks` come side by side in one Tensor."""
-        c = self.t_embedder(t)  # (B, D)
-        if y is not None:
-            c = F.add(c, self.y_embedder(y, randomness))
-        c = F.cast(F.silu(c), self.dtype)  # the first step of every adaLN_modulation
+        c = self._conditioned(t, y, randomness)
         for layers in self._stacks():
             yield F.linear_stack(c, parameters_of(layers)) if len(layers) > 1 else layers[0](c)
 
+    def _conditioned(self, t, y, randomness):
+        """What every adaLN_modulation's layer takes, (B, D)."""
+        c = self.t_embedder(t)
+        if y is not None:
+            c = F.add(c, self.y_embedder(y, randomness))
+        return F.cast(F.silu(c), self.dtype)
+
     def _stacks(self):
         """The layers of the conditioning, in lists that a launch computes: those of all blocks, then the last layer's.
-        Where gradients leave beside the backward pass (distributed/overlap.py), those of blocks in STACKS runs, as the
-        gradients of a list are complete when the first of its blocks has been played back."""
+        """
         *layers, last = (part.adaLN_modulation[1] for part in (*self.blocks.modules.values(), self.final_layer))
-        size = -(-len(layers) // STACKS) if self.parameters.overlapped else len(layers)
         like = self.parameters.half if is_half(self.dtype) else self.parameters.data
-        size = size if F.stacks(like, parameters_of(layers)) else 1
-        return [*(layers[at:at + size] for at in range(0, len(layers), size)), [last]]
+        return [layers, [last]] if F.stacks(like, parameters_of(layers)) else [[layer] for layer in (*layers, last)]
 
     def conditioning_columns(self) -> tuple[list[int], np.dtype]:
         """(columns of each of the arrays that `conditioning` gives, their dtype)."""
         return [sum(layer.weight.shape[0] for layer in layers) for layers in self._stacks()], np.dtype(self.dtype)
 
-    def _columns(self, conditioning):
+    def _columns(self, conditioning, t, y, randomness):
         """The columns of each block's conditioning, then of the last layer's, when they are asked for."""
         each = 6 if self.options["shift"] else 4
-        for given in conditioning:
-            parts = F.columns(given, given.shape[1] // self.hidden_size)
+        if conditioning is None and self.parameters.overlapped:
+            given = self._columns_by_runs(each, t, y, randomness)
+        else:
+            given = self.conditioning(t, y, randomness) if conditioning is None else conditioning
+            given = (F.columns(part, part.shape[1] // self.hidden_size) for part in given)
+        for parts in given:
             for first in range(0, len(parts), each):
                 yield parts[first:first + each]
+
+    def _columns_by_runs(self, each, t, y, randomness):
+        """Those of 2, 2, 4, 8, … blocks at a time: their layers' gradients leave for other ranks when the block before
+        them has been played back (distributed/overlap.py), so that in the end those of two blocks are left."""
+        c = self._conditioned(t, y, randomness)
+        for layers in self._stacks():
+            if len(layers) > 1:
+                yield from F.stack_columns(c, parameters_of(layers), each, doubling(len(layers)))
+            else:
+                yield F.columns(layers[0](c), layers[0].weight.shape[0] // self.hidden_size)
 
     def forward(self, x: Tensor, t: AnyArray, y: AnyArray | None = None, randomness: Any = None,
                 conditioning: list[Tensor] | None = None) -> Tensor:
@@ -316,7 +330,7 @@ class DiT(Model):
         self.check_inputs(t, y)
         tokens = F.add_constant(self.x_embedder(F.cast(x, self.dtype)), self.pos_embed)  # (B, T, D)
         # the block before asks for a block's, so that gradients of its weights come, and may leave, with the others
-        columns = self._columns(self.conditioning(t, y, randomness) if conditioning is None else conditioning)
+        columns = self._columns(conditioning, t, y, randomness)
         blocks = [*self.blocks.modules.values()]
         own = blocks[0].modulation(next(columns))
         y = blocks[0].norm1.forward(tokens, *own[:2])
@@ -337,6 +351,14 @@ class DiT(Model):
 
 def parameters_of(layers):
     return [(layer.weight, layer.bias) for layer in layers]
+
+
+def doubling(count):
+    """2, 2, 4, 8, … and the rest, `count` in all."""
+    sizes = []
+    while sum(sizes) < count:
+        sizes.append(min(max(2, sum(sizes)), count - sum(sizes)))
+    return sizes
 
 
 def padded_width(inner):

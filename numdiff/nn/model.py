@@ -49,7 +49,7 @@ class Model(Module):
     parameters: FlatParameters
     block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` recomputes
     part_kinds: typing.ClassVar[dict] = {}  # {name: classes of the modules within a block that it may recompute alone}
-    exchange_beside = False  # whether the sum by `peer` goes on beside the backward pass (overlap.py)
+    exchange_beside: str | None = None  # how the sum by `peer` goes on beside the backward pass (overlap.py)
     lends_gradients = True  # whether activations may lie where the blocks' gradients will be (loans.py)
     float8_layers: tuple = ()  # linear layers within them that `compute_in_float8` is for, by their names there
 

@@ -115,7 +115,7 @@ class FlatParameters:
     buffers that training changes, all of them unless some are frozen (`freeze`); multiples of 64, too.
     """
 
-    exchange_beside = False  # of the model
+    exchange_beside: str | None = None  # of the model
     overlapped = False  # whether the gradients' sum goes on beside this process's backward passes
 
     def __init__(self, module: Module, backend: Any = None, seed: int | None = 0, fixed: int = 0):

@@ -2,12 +2,12 @@
 
     mpiexec -n 2 python -m tests.distributed.benchmark_overlap         two GPUs, the UNet of unet.cu and the DiT small64
     mpiexec -n 2 python -m tests.distributed.benchmark_overlap --blocks 8,16 --groups 4,8 --shard-update yes
-    mpiexec -n 4 python -m tests.distributed.benchmark_overlap --shard-update yes --architecture DiT-S/2
+    mpiexec -n 4 python -m tests.distributed.benchmark_overlap --shard-update yes --by copies --architecture DiT-S/2
 
 Rank 0 first trains alone. Then all train, each on as many images, by `peer`: with the sum after the backward pass, and
-beside it with so many blocks of 256 threads, in so many groups. All step functions are recorded first, and then timed
-in turns, as a card's clock changes. A row says how long a step takes, its share of N times one rank's rate, and whether
-weights and moments have the bits of the first row after as many steps. The aim is 97 %.
+beside it with so many blocks of 256 threads, or by copies, in so many groups. All step functions are recorded first,
+and then timed in turns, as a card's clock changes. A row says how long a step takes, its share of N times one rank's
+rate, and whether weights and moments have the bits of the first row after as many steps. The aim is 97 %.
 """
 import argparse
 import hashlib
@@ -17,7 +17,8 @@ import numpy as np
 from numdiff.distributed import communicator as distributed
 from numdiff.distributed import overlap
 from numdiff.errors import UsageError
-from numdiff.nn.model import Model
+from numdiff.nn.dit import DiT
+from numdiff.nn.unet import UNet
 from numdiff.training.options import resolve
 from tests.distributed.benchmark_scaling import Images, alone, compile_all, ready_trainer, sum_seconds, timed
 
@@ -39,7 +40,8 @@ def measured(communicator, options, images, ways, row):
     """{way: (seconds of a step, digests of all ranks)}, and seconds of the sum by itself."""
     trainers, times = {}, {way: [] for way in ways}
     for way in ways:
-        overlap.BLOCKS, overlap.GROUPS = way
+        by, overlap.BLOCKS, overlap.GROUPS = way
+        DiT.exchange_beside = UNet.exchange_beside = by
         trainers[way] = ready_trainer(options, images)
     overlap.BLOCKS = 0
     for _ in range(TURNS):
@@ -60,6 +62,8 @@ def measured(communicator, options, images, ways, row):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=numbers, default=[8, 16, 32, 64], help="of the sum, one or several")
+    parser.add_argument("--by", choices=(overlap.KERNELS, overlap.COPIES), default=overlap.KERNELS,
+                        help="copies: with --shard-update yes")
     parser.add_argument("--architecture", help="of DiTs on 32×32×4, one or several, instead of both models")
     parser.add_argument("--groups", type=numbers, default=[overlap.GROUPS])
     parser.add_argument("--model", choices=[model for model, *_ in RUNS], help="default: both")
@@ -68,7 +72,8 @@ def main():
     parser.add_argument("--row", type=int, default=20, help="steps timed together")
     given = parser.parse_args()
     communicator = distributed.connect("peer", "cuda")
-    ways = [(0, 1), *((blocks, groups) for groups in given.groups for blocks in given.blocks)]
+    blocks_of = given.blocks if given.by == overlap.KERNELS else [1]  # a copy has none
+    ways = [(None, 0, 1), *((given.by, blocks, groups) for groups in given.groups for blocks in blocks_of)]
     runs = [("dit", None, 64 if "S" in name or "B" in name else 32, name)
             for name in (given.architecture or "").split(",") if name]
     with communicator.job():
@@ -83,7 +88,8 @@ def main():
                                **({"architecture": architecture, "image_size": 32, "channels": 4} if architecture
                                   else {})})
             images = Images(images_of, options.image_size, options.channels or 3)
-            Model.exchange_beside, overlap.BLOCKS = True, given.blocks[0]
+            DiT.exchange_beside = UNet.exchange_beside = given.by
+            overlap.BLOCKS = given.blocks[0]
             compile_all(communicator, options, images)
             overlap.BLOCKS = 0
             single = options.changed(batch=images_of, shard_update="auto")
@@ -93,8 +99,9 @@ def main():
                 print(f"{model} {architecture or preset}, {given.precision}, {images_of} images a rank: one rank "
                       f"{1e3 * one:.3f} ms a step; the sum by itself {1e3 * added:.3f} ms")
                 first = found[ways[0]][1]
-                for (blocks, groups), (seconds, digests) in found.items():
-                    how = f"beside, {blocks} blocks, {groups} groups" if blocks else "after the backward pass"
+                for (by, blocks, groups), (seconds, digests) in found.items():
+                    means = by if by == overlap.COPIES else f"{blocks} blocks"
+                    how = f"beside, by {means}, {groups} groups" if by else "after the backward pass"
                     same = "the same bits" if digests == first else "OTHER BITS"
                     print(f"  {how:32} {1e3 * seconds:8.3f} ms  {one / seconds:6.1%}  {same}", flush=True)
 

@@ -5,9 +5,11 @@
     mpiexec -n 2 python -m tests.distributed.benchmark_scaling --model dit --preset small64 --precision fp16
     mpiexec -n 4 python -m tests.distributed.benchmark_scaling --model dit --architecture DiT-XL/2 --precision fp16
 
-First rank 0 trains alone while the others wait; then all train, each on as many images, as one has more GPUs in order
-to do more; then they share the update. Steps are timed in rows, from a common start to the end of the slowest rank; no
-data is read.
+Rank 0 trains alone while the others wait, on GPUs each rank for itself at the same time; all train together, each on as
+many images, as one has more GPUs in order to do more; and they share the update. Steps are timed in rows, from a common
+start to the end of the slowest rank; no data is read. On GPUs the three take turns: in its first second a cool card has
+a higher clock than later, by 5 % with a DiT, so what is timed first would seem faster. What all do together is compared
+with the sum of what each does by itself.
 
 THE PREDICTION
     A step of N ranks is a step of one, and the sum of the gradients where nothing hides it: all of it with `peer` and
@@ -50,12 +52,13 @@ def timed(communicator, backend, function, row, repeats):
 
 
 def compile_all(communicator, options, images):
-    """The kernels of these steps, in parallel, before they are launched one by one."""
+    """The kernels of these steps, in parallel, before they are launched one by one; returns whether there is a GPU."""
     trainer = build_trainer(options, build_model(options, images.shape[-1]), images)
     if trainer.model.backend:
         compile_for(trainer.model, lambda card: plan_of(trainer, card), communicator)
     communicator.barrier()
     trainer.exchange.close()
+    return trainer.model.backend is not None
 
 
 def ready_trainer(options, images):
@@ -78,16 +81,69 @@ def alone(options, images, row, repeats):
         distributed._current = connected
 
 
-def together(communicator, options, images, given):
-    """(`timed`, (bytes of moments and averages that this rank holds, those of all)) of ranks that share the update."""
-    trainer = ready_trainer(options, images)
-    times = timed(communicator, trainer.model.backend, trainer.step_function.run, given.row, given.repeats)
-    trainer.exchange.check()
-    trainer.check_ranks()
-    held = [sum(nbytes) for nbytes in zip(*trainer.optimizer.state_bytes().values(), strict=True)]
-    communicator.barrier()
-    trainer.exchange.close()
-    return times, held
+class Way:
+    """A way to train, and how long its steps take.
+
+    times: of each row for each rank, in seconds of a step
+    """
+
+    def __init__(self, name, trainer, ranks):
+        self.name, self.trainer, self.ranks, self.times = name, trainer, ranks, []
+
+    def time(self, communicator, row):
+        backend, run = self.trainer.model.backend, self.trainer.step_function.run
+        synchronize(backend)
+        communicator.barrier()
+        start = time.perf_counter()
+        for _ in range(row):
+            run()
+        synchronize(backend)
+        self.times.append(communicator.gather((time.perf_counter() - start) / row))
+
+    @property
+    def rows(self):
+        """Seconds of a step by rows: of the slowest rank, or of ranks that do not wait for each other that which gives
+        the sum of their rates."""
+        return [len(times) / sum(1 / t for t in times) if self.ranks == 1 else max(times) for times in self.times]
+
+    def told(self, per_rank):
+        median, least, most = np.median(self.rows), min(self.rows), max(self.rows)
+        return (f"{self.name:12}  {1e3 * median:8.2f} ms a step ({1e3 * least:.2f} to {1e3 * most:.2f})  "
+                f"{self.ranks * per_rank / median:10,.1f} images/s")
+
+
+def by_itself(options, images):
+    """The `ready_trainer` of a rank that does not know of the others."""
+    connected, distributed._current = distributed._current, None
+    try:
+        return ready_trainer(options, images)
+    finally:
+        distributed._current = connected
+
+
+def in_turns(communicator, options, images, given):
+    """[`Way`]: by itself, together, sharing the update."""
+    single = options.changed(batch=given.per_rank)
+    ways = [Way("1 rank", by_itself(single, images), 1)]
+    for name, shared in ((f"{communicator.size} ranks", "no"), (f"{communicator.size}, sharing", "yes")):
+        trainer = ready_trainer(options.changed(shard_update=shared), images)
+        ways.append(Way(name, trainer, communicator.size))
+    for _ in range(given.repeats):
+        for way in ways:
+            way.time(communicator, given.row)
+    return ways
+
+
+def one_after_the_other(communicator, options, images, given):
+    """The same for ranks that share cores: rank 0 alone."""
+    ways = [Way("1 rank", None, 1)]
+    ways[0].times = [[t] for t in communicator.first(
+        alone, options.changed(batch=given.per_rank), images, given.row, given.repeats)]
+    for name, shared in ((f"{communicator.size} ranks", "no"), (f"{communicator.size}, sharing", "yes")):
+        ways.append(Way(name, ready_trainer(options.changed(shard_update=shared), images), communicator.size))
+        for _ in range(given.repeats):
+            ways[-1].time(communicator, given.row)
+    return ways
 
 
 def sum_seconds(communicator, trainer):
@@ -123,37 +179,37 @@ def main():
                        "transport": given.transport, "precision": given.precision,
                        **({"architecture": given.architecture, "image_size": 32, "channels": 4}
                           if given.architecture else {})})
-    single = options.changed(batch=given.per_rank)
     communicator = distributed.connect(options.transport, options.device)
     with communicator.job():
         if communicator.size == 1:
             raise UsageError("start it with mpiexec -n 2 or more.")
         images = Images(given.per_rank, options.image_size, options.channels or 3)
-        compile_all(communicator, options, images)
-        one = communicator.first(alone, single, images, given.row, given.repeats)
-        shared, held = together(communicator, options.changed(shard_update="yes"), images, given)
-        trainer = ready_trainer(options.changed(shard_update="no"), images)
-        every = timed(communicator, trainer.model.backend, trainer.step_function.run, given.row, given.repeats)
-        trainer.exchange.check()
-        trainer.check_ranks()
+        timed_so = in_turns if compile_all(communicator, options, images) else one_after_the_other
+        one, every, shared = timed_so(communicator, options, images, given)
+        for way in every, shared:
+            way.trainer.exchange.check()
+            way.trainer.check_ranks()
+        held = [sum(nbytes) for nbytes in zip(*shared.trainer.optimizer.state_bytes().values(), strict=True)]
+        trainer = every.trainer
         added = sum_seconds(communicator, trainer)
-        hidden = 0.5 * one[0] if trainer.exchange.name == "mpi" else 0.0
-        foreseen = one[0] + max(0.0, added - hidden)
+        alone_seconds, together_seconds, shared_seconds = (np.median(way.rows) for way in (one, every, shared))
+        hidden = 0.5 * alone_seconds if trainer.exchange.name == "mpi" else 0.0
+        foreseen = alone_seconds + max(0.0, added - hidden)
         if communicator.rank == 0:
             backend, megabytes = trainer.model.backend, 4e-6 * trainer.model.parameters.total
             print(f"{options.model} {given.architecture or options.preset}, {given.per_rank} images a rank, "
                   f"{backend.device_name if backend else 'CPU (NumPy)'}, gradients ({megabytes:.1f} MB) by "
                   f"{trainer.exchange.name}. {trainer.exchange.why}")
-            rows = ("1 rank", 1, one), (f"{size} ranks", size, every), (f"{size}, sharing", size, shared)
-            for name, count, (median, least, most) in rows:
-                print(f"{name:12}  {1e3 * median:8.2f} ms a step ({1e3 * least:.2f} to "
-                      f"{1e3 * most:.2f})  {count * given.per_rank / median:10,.1f} images/s")
+            for way in one, every, shared:
+                print(way.told(given.per_rank))
             print(f"the sum by itself {1e3 * added:.3f} ms: a step of {1e3 * foreseen:.2f} ms is to be expected, "
-                  f"{one[0] / foreseen:.1%} of {size} × one rank; measured {one[0] / every[0]:.1%}")
+                  f"{alone_seconds / foreseen:.1%} of {size} × one rank; measured "
+                  f"{alone_seconds / together_seconds:.1%}, sharing {alone_seconds / shared_seconds:.1%}")
             print(f"{size}, sharing: rank 0 holds {held[0] / 1e6:,.1f} of {held[1] / 1e6:,.1f} MB of moments and "
                   "averages")
         communicator.barrier()
-        trainer.exchange.close()
+        for way in every, shared:
+            way.trainer.exchange.close()
 
 
 if __name__ == "__main__":

@@ -794,7 +794,7 @@ def no_mpi(*_):
 def on_threads(count, monkeypatch, body, refuse=()):
     """`body(communicator, gradient)` on `count` threads, each with a fake GPU; returns their results."""
     barrier, board, results = threading.Barrier(count, timeout=30), [None] * count, [None] * count
-    for module in (exchange, exchange_base, peer_exchange):
+    for module in (exchange, exchange_base, overlap, peer_exchange):
         monkeypatch.setattr(module, "zeros", lambda shape, dtype, gpu: np.zeros(shape, dtype))
     monkeypatch.setattr(exchange, "is_device", lambda array: True)
     waiting = threading.Barrier(count, timeout=30)
@@ -916,10 +916,24 @@ class Streams(FakeGpu):
     def note(self, text):
         self.log.append(self.second + text)
 
+    def signal(self, places):
+        for array, index in places:
+            assert array[index] == 0  # whoever waits for it has seen the one before
+            array[index] = 1
+        self.note(f"signal {len(places)}")
+
+    def await_signals(self, array, indices):
+        until = time.monotonic() + 30
+        while not all(array[index] for index in indices):
+            assert time.monotonic() < until, "a signal has not come"
+            time.sleep(1e-3)
+        array[indices] = 0
+        self.note(f"wait for {len(indices)}")
+
 
 @pytest.mark.parametrize("kind", ["unet", "dit"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind, shared, monkeypatch):
+@pytest.mark.parametrize("shared, how", [(False, "kernels"), (True, "kernels"), (True, "copies")])
+def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind, shared, how, monkeypatch):
     """For every layer that there is; both ranks pass the same barriers in the same order, none but the last group's
     after the join."""
     alone = []
@@ -928,8 +942,8 @@ def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind,
         loss, _ = step._gradients()
         alone.append((model.parameters.grad.copy(), loss[0]))
     monkeypatch.setattr(overlap, "BLOCKS", 4)
-    monkeypatch.setattr(Model, "exchange_beside", True)
-    monkeypatch.setattr(UNet, "exchange_beside", True)
+    monkeypatch.setattr(Model, "exchange_beside", how)
+    monkeypatch.setattr(UNet, "exchange_beside", how)
 
     def noted(function):
         def launcher(buffers, own, table, *, blocks=None):
@@ -937,11 +951,19 @@ def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind,
             function(buffers, own, table)
         return launcher
 
+    gpus = {}  # of the ranks' threads
+
+    def copied(target, source):
+        np.copyto(target, source)
+        gpus[threading.get_ident()].note("copy")
+
     for function in overlap.peer_reduce_pieces, overlap.peer_copy_pieces:
         monkeypatch.setattr(overlap, function.__name__, noted(function))
+    monkeypatch.setattr(overlap, "copy_into", copied)
 
     def body(communicator, gradient):
         communicator.transport, gpu = "peer", Streams()
+        gpus[threading.get_ident()] = gpu
 
         def through(model):
             parameters = model.parameters
@@ -971,6 +993,14 @@ def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind,
     for own, gradient, loss in (*first, *second):
         np.testing.assert_array_equal(gradient, (alone[0][0] + alone[1][0])[own])
         assert loss == alone[0][1] + alone[1][1]
+    if how == "copies":
+        for told in log, other:
+            at = told.index("backward has ended")
+            assert told[at + 1:at + 4] == ["join", "signal 1", "wait for 1"] and told[-1] == "peer_reduce_pieces None"
+            assert set(told[at + 4:-1]) <= {"copy"}
+            beside = [text.removeprefix("beside: ") for text in told[:at] if text.startswith("beside: ")]
+            assert len(beside) == at and {"signal 1", "wait for 1", "copy"} == set(beside) - {"signal 0"}
+        return
     assert log == other
     group = ["barrier", "peer_reduce_pieces 4", *([] if shared else ["barrier", "peer_copy_pieces 4"])]
     last = [text.replace("4", "None") for text in group]

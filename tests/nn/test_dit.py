@@ -11,7 +11,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels import linear
 from numdiff.nn import AdamW, DiT, Tape, Tensor
 from numdiff.nn import functional as F
-from numdiff.nn.dit import MODELS, dit_parameter_counts, padded_columns, padded_rows
+from numdiff.nn.dit import MODELS, dit_parameter_counts, doubling, padded_columns, padded_rows
 from numdiff.nn.flops import dit_forward_flops, forward_flops
 from numdiff.training.kinds.dit import ARCHITECTURES
 from numdiff.training.step import Randomness
@@ -292,7 +292,7 @@ def test_the_names_are_those_of_the_options_and_flops_are_counted_once():
     assert dit_forward_flops({**xl, "shift": False}) == dit_forward_flops(xl) - shifts
 
 
-def test_one_product_conditions_all_blocks_or_a_run_of_them():
+def test_one_product_conditions_all_blocks_or_each_has_its_own():
     device = EmulatorDevice(float64=False)
     device.launch = lambda *_: None
     model = DiT(image_size=8, in_channels=4, patch_size=2, hidden_size=64, depth=6, num_heads=2, num_classes=None,
@@ -300,7 +300,6 @@ def test_one_product_conditions_all_blocks_or_a_run_of_them():
     assert model.conditioning_columns() == ([384] * 6 + [128], np.float32)
     model.compute_in_half()
     assert model.conditioning_columns() == ([6 * 384, 128], np.float16)
-    model.parameters.overlapped = True
-    assert model.conditioning_columns() == ([2 * 384] * 3 + [128], np.float16)
     model.parameters.freeze(["blocks.2.*"])  # then each by itself, as one kernel writes all gradients or none
     assert model.conditioning_columns() == ([384] * 6 + [128], np.float16)
+    assert [doubling(count) for count in (1, 3, 12, 28)] == [[1], [2, 1], [2, 2, 4, 4], [2, 2, 4, 8, 12]]

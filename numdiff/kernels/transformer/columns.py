@@ -102,16 +102,17 @@ class ColumnSums:
 # v1: four columns a thread --------------------------------------------------------------------------------------------
 
 @cuda.jit
-def columns_backward_kernel_v1(partial, dx, blocks, N, C, used):
-    """used: bit k says that part k has a gradient; -1, that all have."""
+def columns_backward_kernel_v1(partial, dx, blocks, first, width, N, C, used):
+    """Of N columns those from `first` on, as many as dx is wide. used: bit k says that their part k has a gradient; -1,
+    that all have."""
     i = cuda.grid(1) * 4
     if i < dx.size:
-        b, n = divide(i, N)
+        b, n = divide(i, width)
         k, _ = divide(n, C)
         s0 = s1 = s2 = s3 = float32(0)
         if used == -1 or used >> k & 1:
             for p in range(blocks):
-                x0, x1, x2, x3 = load4(partial, (b * blocks + p) * N + n)
+                x0, x1, x2, x3 = load4(partial, (b * blocks + p) * N + first + n)
                 s0 += x0
                 s1 += x1
                 s2 += x2
@@ -135,20 +136,24 @@ def columns_forward(x, count):
 
 
 def columns_backward(parts, dtype=np.float32):
-    """dx (B, n·C) from the gradients of the n parts, as the kernels that read them gave them; None: not used."""
+    """dx (B, n·C) from the gradients of the n parts, as the kernels that read them gave them; None: not used.
+
+    parts: all, or some that lie side by side; those of a device stay until they have been asked for all at once
+    """
     given = next(p for p in parts if p is not None)
     if not isinstance(given, ColumnSums):
         return chunk_backward_reference(parts)
     sums, C = given.sums, given.width
-    B, N = sums.shape
+    (B, N), first, width = sums.shape, given.first - C * parts.index(given), C * len(parts)
     used = -1 if None not in parts else sum(1 << k for k, part in enumerate(parts) if part is not None)
     if used >= 1 << MASK:
         raise ValueError(f"of {len(parts)} parts each must be used, or those after the first {MASK} by nobody; use "
                          "chunk")
-    dx = empty((B, N), dtype, like=sums.partial)
+    dx = empty((B, width), dtype, like=sums.partial)
     launch(columns_backward_kernel_v1, -(-dx.size // (4 * BLOCK)), BLOCK, sums.partial.reshape(-1), dx.reshape(-1),
-           sums.blocks, N, C, used)
-    sums.partial, sums.written = None, set()
+           sums.blocks, first, width, N, C, used)
+    if width == N:
+        sums.partial, sums.written = None, set()
     return dx
 
 

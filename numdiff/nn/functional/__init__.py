@@ -39,12 +39,12 @@ from .losses import hybrid_loss, mse
 from .modulation import adaln, gate, gate_adaln, layer_scale
 from .movement import avgpool, chunk, columns, concat, pair, patchify, reshape, unpatchify, upsample
 from .norms import group_norm, layer_norm, rms_norm, softmax
-from .products import linear, linear_group, linear_stack, matmul, stacks, together
+from .products import linear, linear_group, linear_stack, matmul, stack_columns, stacks, together
 
 __all__ = ["adaln", "add", "add_constant", "attention", "avgpool", "bias_gelu", "cast", "channel_add", "chunk",
            "class_dropout", "columns", "concat", "conv2d", "depthwise_conv2d", "depthwise_layer_norm", "dropout",
            "embedding", "fused", "gate", "gate_adaln", "gates_products", "gelu", "group_norm", "hybrid_loss",
            "layer_norm", "layer_scale", "linear", "linear_group", "linear_stack", "matmul", "mlp", "mse", "pair",
            "patchify", "qk_norm_rope", "reshape", "rms_norm", "scale_shift", "silu", "softmax",
-           "sparse_linear_attention", "stacks", "swiglu", "swiglu_mlp", "timestep_embedding", "together", "unpatchify",
-           "upsample", "weigh"]
+           "sparse_linear_attention", "stack_columns", "stacks", "swiglu", "swiglu_mlp", "timestep_embedding",
+           "together", "unpatchify", "upsample", "weigh"]

@@ -1,6 +1,6 @@
 """Products of matrices: linear layers, alone and several at once, and a product of two tensors."""
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ... import kernels as K
 from ...device import AnyArray
@@ -9,6 +9,7 @@ from .. import float8
 from ..tensor import Parameter, Tensor, is_recording, record, record_parts
 from ..together import together as grouped
 from .gradients import gradients_of, put_aside, trains
+from .movement import columns
 
 
 def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual: Tensor | None = None,
@@ -72,14 +73,52 @@ def linear_stack(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]]) -> Te
     saved, wants_dx, trained = x.data, x.slot is not None, trains(layers[0][0])
 
     def backward(dy):
-        accumulate, gradients = not all(weight.stale for weight, _ in layers), None
         if trained:
-            gradients = [(w.grad if accumulate else w.grad_to_fill()[0], b.grad) for w, b in layers]
-        weights = [weight.like(saved) for weight, _ in layers]
-        return (K.linear_stack_backward(dy, saved, weights, gradients, accumulate, wants_dx),)
+            stack_gradients(dy, saved, layers)
+        return (K.linear_stack_backward(dy, saved, [w.like(saved) for w, _ in layers]) if wants_dx else None,)
 
-    y = K.linear_stack_forward(saved, [(weight.like(saved), bias.data) for weight, bias in layers])
-    return record("linear_stack", y, (x,), backward, has_parameters=trained)
+    return record("linear_stack", stack_forward(saved, layers), (x,), backward, has_parameters=trained)
+
+
+def stack_forward(x, layers):
+    return K.linear_stack_forward(x, [(weight.like(x), bias.data) for weight, bias in layers])
+
+
+def stack_gradients(dy, x, layers):
+    """The gradients of the parameters of a `linear_stack`, or of neighbours in it and their part of dy."""
+    accumulate = not all(weight.stale for weight, _ in layers)
+    gradients = [(weight.grad if accumulate else weight.grad_to_fill()[0], bias.grad) for weight, bias in layers]
+    K.linear_stack_backward(dy, x, [weight.like(x) for weight, _ in layers], gradients, accumulate, need_dx=False)
+
+
+def stack_columns(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]], count: int,
+                  runs: Sequence[int]) -> Iterator[list[Tensor]]:
+    """`columns` of the `linear_stack` of trained layers, `count` of each, for a run of neighbours after the other, each
+    when it is asked for.
+
+    runs: how many layers belong to each. In the backward pass the gradients of a run's parameters come as soon as those
+    of its columns are there, so before those of the runs before it. The bits are those of all at once.
+    Frozen layers, and columns that `gate_adaln` does not take, come all at once.
+    """
+    if not (trains(layers[0][0]) and K.gate_adaln_supports(x.data, len(layers[0][1].data) // count)):
+        yield columns(linear_stack(x, layers), count * len(layers))
+        return
+    saved, weights = x.data, [weight.like(x.data) for weight, _ in layers]  # `backward` must not keep the parameters
+    y = record("linear_stack", stack_forward(saved, layers), (x,),
+               lambda dy: (K.linear_stack_backward(dy, saved, weights),))
+    parts, given, dtype, first = K.columns_forward(y.data, count * len(layers)), [], y.dtype, 0
+
+    def backward_of(own, at):
+        def backward(gradients):
+            stack_gradients(K.columns_backward(gradients, dtype), saved, own)
+            given[:0] = gradients
+            return (None if at else K.columns_backward(given, dtype),)
+        return backward
+
+    for size in runs:
+        yield record_parts("columns", parts[count * first:count * (first + size)], (y,),
+                           backward_of(layers[first:first + size], first), has_parameters=True)
+        first += size
 
 
 def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0) -> Tensor:
