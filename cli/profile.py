@@ -40,7 +40,7 @@ def show(model, out, png, rows, depth, clock, **given):
     from numdiff.files import check_output
     from numdiff.training.options import resolve
 
-    from .bench import check_apart, check_picture, echo_model, model_name
+    from .bench.shared import check_apart, check_picture, echo_model, model_name
 
     options = resolve({"model": model, **given})
     check_picture(png)

@@ -20,7 +20,7 @@ from numdiff.device.planned import CARDS
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels.versions import at_most
 from numdiff.training.options import resolve
-from numdiff_cli.bench import ladder_end, ladder_line
+from numdiff_cli.bench.ladder import ladder_end, ladder_line
 from numdiff_cli.main import main
 from tests.conftest import exhaustive
 

@@ -10,7 +10,9 @@ from click.testing import CliRunner
 from numdiff.benchmark.profile import profile_step
 from numdiff.benchmark.rooflines import draw_kernels
 from numdiff.errors import NumdiffError
-from numdiff_cli.bench import price, sample_comparison, torch_pairs
+from numdiff_cli.bench.sample import sample_comparison
+from numdiff_cli.bench.step import price
+from numdiff_cli.bench.versus import torch_pairs
 from numdiff_cli.main import main
 from numdiff_cli.profile import memory_table
 
