@@ -49,6 +49,7 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from ..emulator import twin
+from ..emulator.arrays import CheckedArray, IntegerArray
 from ..emulator.fragments import (
     fragment_a_m16n8k8,
     fragment_a_m16n8k8_tf32,
@@ -57,7 +58,7 @@ from ..emulator.fragments import (
     fragment_b_m16n8k8_tf32,
     fragment_b_m16n8k16,
 )
-from ..emulator.memory import POISON, CheckedArray, IntegerArray
+from ..emulator.memory import POISON
 from ..emulator.values import WORD, UInt32, float32, float32_bits
 from ..emulator.warp_matrix import MatrixProduct, float16_of_words, load_matrices, tf32_of_words
 from .inline_ptx import F32, I32, I64, TypingError, element_pointer, emit, registers, require_contiguous, statement

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from .memory import CheckedArray, IntegerArray
+from .arrays import CheckedArray, IntegerArray
 
 
 class Atomic:

@@ -6,7 +6,8 @@ so that a missing wait is detected every time. Until then its destination and so
 """
 import numpy as np
 
-from .memory import GLOBAL, CheckedArray, IntegerArray
+from .arrays import CheckedArray, IntegerArray
+from .memory import GLOBAL
 
 WORD = 4  # bytes; every copy is a multiple of it, and so is its place
 EVERYTHING = 1 << 62  # a place behind the last byte of any memory

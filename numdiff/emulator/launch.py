@@ -7,10 +7,12 @@ import numpy as np
 
 from . import cluster as clusters
 from . import values
+from .access import Access
+from .arrays import CheckedArray, plain_array
 from .asynchronous import Asynchronous
 from .faults import KernelFault, LaunchRefused, Unsupported
 from .integers import holds, magnitude_of
-from .memory import GLOBAL, Access, Busy, CheckedArray, Memory, plain_array
+from .memory import GLOBAL, Busy, Memory
 from .memory_spaces import MemorySpaces
 from .namespace import Resolver
 from .reports import Reports

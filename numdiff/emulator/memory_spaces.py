@@ -5,8 +5,9 @@ import re
 
 import numpy as np
 
+from .arrays import CheckedArray, plain_array
 from .faults import LaunchRefused, Unsupported
-from .memory import CONSTANT, GLOBAL, LOCAL, SHARED, CheckedArray, Memory, plain_array
+from .memory import CONSTANT, GLOBAL, LOCAL, SHARED, Memory
 
 STATIC_SHARED = 48 << 10  # bytes of shared memory that arrays of fixed size may take
 DYNAMIC_SHARED = {(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227,

@@ -12,8 +12,8 @@ import types as python_types
 import numpy as np
 
 from . import values
+from .arrays import CheckedArray, IntegerArray
 from .faults import Unsupported
-from .memory import CheckedArray, IntegerArray
 from .values import MATH, EmulatedMath, dtype_of, scalar, type_named
 
 TWINS = {}  # id of an intrinsic -> (intrinsic, its twin)

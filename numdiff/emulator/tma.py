@@ -34,11 +34,12 @@ from collections import deque
 
 import numpy as np
 
+from .arrays import CheckedArray, IntegerArray
 from .asynchronous import STEP, Completion, Pending, Pieces
 from .cluster import uses
 from .faults import LaunchRefused, Unsupported
 from .mbarrier import find
-from .memory import GLOBAL, CheckedArray, IntegerArray, Memory
+from .memory import GLOBAL, Memory
 
 LOAD, STORE = "TMA load", "TMA store"
 CHUNK = 16  # bytes that a swizzle moves together

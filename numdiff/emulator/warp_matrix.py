@@ -4,9 +4,10 @@ import struct
 import numpy as np
 
 from ..float8 import numbers_of
+from .arrays import CheckedArray
 from .fragments import LANES, fragment_c_m16n8, matrix_8x8, matrix_8x8_transposed
 from .group_copies import shared_range
-from .memory import POISON, CheckedArray
+from .memory import POISON
 from .schedule import FULL_MASK
 from .values import UInt32
 

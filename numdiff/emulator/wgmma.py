@@ -38,9 +38,9 @@ from collections import deque
 
 import numpy as np
 
+from .arrays import CheckedArray
 from .asynchronous import Completion, Pending, Pieces, Watch
 from .faults import Unsupported
-from .memory import CheckedArray
 from .tma import CHUNK, SWIZZLES
 from .warp_matrix import e4m3_of_words, float16_of_words
 

@@ -1,0 +1,387 @@
+"""Each access of a kernel: where it goes, whether it may, and in what order it stands to those of other threads.
+
+ORDER. Whether two accesses are ordered is decided by vector clocks: thread t has a clock, and `seen[u]` is the latest
+clock of thread u whose accesses t is known to come after. A barrier joins what its threads have seen and advances their
+clocks. An access by u at clock c is ordered before t's if t.seen[u] >= c. (Flanagan and Freund, "FastTrack", PLDI 2009;
+a barrier of the whole block makes one list that all its threads share.)
+
+Blocks are ordered by the barriers of the grid and of their cluster, and by atomics: each atomic operation of a thread
+publishes what it had seen at its last threadfence(), to the blocks whose atomics come later at the same place
+(`Memory.released`), or that see its result in the condition of a `while` loop.
+"""
+import numpy as np
+
+from .arrays import CheckedArray, IntegerArray, Record
+from .memory import CONSTANT, GLOBAL, POISON
+from .values import INTEGER_TYPES
+
+
+class Access:
+    """The checked accesses of a machine: `load`, `store` and their kin for ranges of bytes."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        checks = machine.checks
+        self.bounds, self.initialised, self.races = ("bounds" in checks, "uninitialised" in checks, "race" in checks)
+        self.load, self.store = self._make_load(), self._make_store()
+
+    # where ------------------------------------------------------------------------------------------------------------
+
+    def locate(self, a, index, site, doing):
+        """Byte offset of an element; None after a fault; a `CheckedArray` where the index names part of the array."""
+        index = index if index.__class__ is tuple else (index,)
+        if len(index) < a.ndim or any(i is None or i is Ellipsis or i.__class__ is slice for i in index):
+            for i in index:
+                if isinstance(i, int) and i < 0 and self.bounds and site not in self.machine.negative_sites:
+                    self.machine.report("bounds", f"{doing} {a.name or a.memory.space + ' array'}[{i}]: index {int(i)} "
+                                                  "is negative (Numba would count it from the end)", site)
+                    return None
+            try:
+                return a.part(index)
+            except IndexError as error:
+                self.machine.report("bounds", f"{doing} {a!r}: {error}", site)
+                return None
+        if len(index) > a.ndim:
+            raise TypeError(f"{len(index)} indices for {a!r}")
+        offset = a.offset
+        for axis, i in enumerate(index):
+            n = a.shape[axis]
+            if i.__class__ not in _INDEX:
+                if isinstance(i, (np.floating, float)):
+                    raise TypeError(f"index {i!r} of {a!r} is a float")
+                i = int(i)
+            if not 0 <= i < n:
+                if -n <= i < 0 and (site in self.machine.negative_sites or not self.bounds):
+                    i += n
+                else:
+                    if -n <= i < 0:
+                        why = "negative (Numba would count it from the end)"
+                    else:
+                        why = f"outside of axis {axis}, whose length is {n}" if a.ndim > 1 else \
+                            f"outside of 0 … {n - 1}"
+                    where = ", ".join(str(int(k)) for k in index)
+                    self.machine.report("bounds", f"{doing} {a.name or a.memory.space + ' array'}[{where}]: "
+                                                  f"index {int(i)} is {why}", site)
+                    return None
+            offset += i * a.strides[axis]
+        return Record(a, offset) if a.dtype.names else offset
+
+    # element by element -----------------------------------------------------------------------------------------------
+
+    def _make_load(self):
+        machine, locate, races, initialised = self.machine, self.locate, self.races, self.initialised
+        recorder, Checked, race, unwritten = machine.recorder, CheckedArray, self._read_race, self._unwritten
+        earlier = self._earlier
+
+        def load(a, index, site):
+            if a.__class__ is not Checked:
+                return a[index]
+            offset = None
+            if index.__class__ is tuple:
+                if len(index) == 2:
+                    i, j = index
+                    if 0 <= j < a.columns and 0 <= i < a.rows:  # arrays of one dimension have no columns
+                        offset = a.offset + i * a.row + j * a.column
+            elif a.ndim == 1 and index.__class__ in _INDEX and 0 <= index < a.rows:
+                offset = a.offset + index * a.row
+            if offset.__class__ is not int:
+                offset = locate(a, index, site, "reads")
+                if offset.__class__ is not int:
+                    return self._poisoned(a) if offset is None else offset
+            memory = a.memory
+            if races and memory.shadowed:
+                stamp, token = machine.thread.stamp, machine.token
+                writer = memory.writer.get(offset)
+                if writer is None:
+                    if initialised and memory.valid is not None and not memory.valid[offset]:
+                        unwritten(a, index, site)
+                elif writer[0] is not stamp and (writer[2] is token or memory.met):
+                    race(memory, offset, writer, site)
+                log = memory.reader.get(offset)
+                if log is None:
+                    memory.reader[offset] = [token, stamp, site]
+                elif log[0] is not token:
+                    memory.reader[offset] = [token, *earlier(memory, log), stamp, site]
+                elif log[-2] is not stamp:
+                    log += stamp, site
+            elif initialised and memory.valid is not None and not memory.valid[offset]:
+                unwritten(a, index, site)
+            if memory.busy:
+                machine.asynchronous.touched(memory, offset, a.itemsize, site, False)
+            if recorder is not None:
+                recorder.access(memory, offset, a.itemsize, site, False)
+            value = a.flat[offset >> a.shift]
+            return value if a.kind is None else a.kind(value)
+
+        return load
+
+    def _make_store(self):
+        machine, locate, check_write = self.machine, self.locate, self.check_write
+        recorder, Checked, races = machine.recorder, CheckedArray, self.races
+
+        def store(a, index, value, site):
+            if a.__class__ is not Checked:
+                a[index] = value
+                return
+            offset = None
+            if index.__class__ is tuple:
+                if len(index) == 2 == a.ndim:
+                    i, j = index
+                    if 0 <= i < a.rows and 0 <= j < a.columns:
+                        offset = a.offset + i * a.row + j * a.column
+            elif a.ndim == 1 and index.__class__ in _INDEX and 0 <= index < a.rows:
+                offset = a.offset + index * a.row
+            if offset.__class__ is not int:
+                offset = locate(a, index, site, "writes")
+                if offset is None:
+                    return
+                if offset.__class__ is Record:
+                    offset.assign(value)
+                    return
+                if offset.__class__ is not int:  # a slice: element by element
+                    for at in np.ndindex(offset.shape):
+                        store(offset, at, value[at] if hasattr(value, "shape") and value.shape else value, site)
+                    return
+            memory, size = a.memory, a.itemsize
+            if memory.space is CONSTANT:
+                machine.report("bounds", f"writes into the constant array {a.name}", site)
+                return
+            if value.__class__ is not a.exact:
+                value = a.cast(value)
+            machine.stores += 1
+            if races and memory.shadowed:
+                check_write(memory, offset, size, site, value, a)
+            valid = memory.valid
+            if valid is not None and not (valid[offset] and valid[offset + size - 1]):
+                valid[offset:offset + size] = _ONES[size]
+            if memory.busy:
+                machine.asynchronous.touched(memory, offset, size, site, True)
+            if recorder is not None:
+                recorder.access(memory, offset, size, site, True)
+            a.flat[offset >> a.shift] = value
+
+        return store
+
+    def _earlier(self, memory, log):
+        """What a log of readers keeps at the first read after a barrier: entries that may be of another block."""
+        if not memory.met:
+            return []
+        blocks = self.machine.thread.block.cluster.blocks
+        if memory.space is GLOBAL and len(blocks) == 1:
+            return log[1:3]
+        unordered = [k for k in range(1, len(log), 2) if not self._ordered(log[k])]
+        if memory.space is GLOBAL:  # one of the blocks that ran before is enough
+            elsewhere = [k for k in unordered if log[k][0].block not in blocks]
+            unordered = elsewhere[:1] + [k for k in unordered if log[k][0].block in blocks]
+        return [entry for k in unordered for entry in log[k:k + 2]]
+
+    def _ordered(self, stamp):
+        """Whether what `stamp` did comes before what the current thread does now."""
+        other, clock = stamp
+        thread = self.machine.thread
+        if other.block is thread.block:
+            return other is thread or thread.seen[other.tid] >= clock
+        acquired = thread.block.state.get("acquired")
+        return acquired is not None and other.block in acquired and acquired[other.block][other.tid] >= clock
+
+    def fence(self, everywhere=True):
+        """threadfence() or threadfence_block(): the thread's atomics can publish what it has seen until now."""
+        thread = self.machine.thread
+        seen = list(thread.seen)
+        seen[thread.tid] = thread.clock
+        thread.state["fence of the block"] = seen
+        if everywhere:
+            thread.block.fenced = True
+            thread.state["fence"] = seen
+        thread.tick(thread.seen)
+
+    def acquire(self, released, block=None):
+        """All that a block (the current one) does from now on comes after what `released` says of other blocks."""
+        block = block or self.machine.thread.block
+        acquired = block.state.setdefault("acquired", {})
+        for other, seen in released.items():
+            if other is not block and seen is not None:
+                acquired[other] = list(map(max, acquired[other], seen)) if other in acquired else seen
+
+    def _read_race(self, memory, offset, writer, site):
+        if self._ordered(writer[0]):
+            return
+        by = writer[0][0]
+        if by.block is not self.machine.thread.block and site in self.machine.spin_sites:  # it waits for this write
+            self.acquire({by.block: by.state.get("fence"), **{block: r[1] for block, r in
+                                                              memory.released.get(offset, {}).items()}})
+            return
+        self._race(memory, offset, writer[0], writer[1], site, "reads", "written", writer[3])
+
+    def check_write(self, memory, offset, size, site, value=None, a=None, atomic=False):
+        """Check a write of the current thread against the last accesses there, and remember it.
+
+        Nothing is reported where several threads write the same value on the same line, such as a flag that all set.
+        """
+        stamp, token = self.machine.thread.stamp, self.machine.token
+        writer, log = memory.writer.get(offset), memory.reader.get(offset)
+        if writer is not None and writer[0] is not stamp and (writer[2] is token or memory.met) and \
+                not (atomic and writer[3]) and not self._ordered(writer[0]) and not (
+                    writer[1] == site and _same(a, offset, value)):
+            self._race(memory, offset, writer[0], writer[1], site, "writes", "written", writer[3])
+        if log is not None:
+            if log[0] is token or memory.met:
+                for k in range(1, len(log), 2):
+                    if log[k] is not stamp and not self._ordered(log[k]):
+                        if log[k + 1] in self.machine.spin_sites and log[k][0].block is not stamp[0].block:
+                            continue
+                        self._race(memory, offset, log[k], log[k + 1], site, "writes", "read", False)
+                        break
+            memory.reader[offset] = None
+        if atomic and writer is not None and not writer[3] and writer[0][0] is stamp[0] and writer[2] is token:
+            return  # others must still come after this thread's plain store, whatever it does atomically
+        entry = (stamp, site, token, atomic)
+        memory.writer[offset] = entry
+        if size == 4:
+            memory.writer[offset + 2] = entry
+        elif size > 4:
+            for at in range(offset + 2, offset + size, 2):
+                memory.writer[at] = entry
+
+    # ranges of bytes, for vector instructions and copies --------------------------------------------------------------
+
+    def range_of(self, a, index, count, site, doing, align=None):
+        """(memory, offset, bytes) of `count` elements from `index` of a contiguous array; None after a fault."""
+        if a.__class__ is IntegerArray:
+            a = a.data
+        if a.__class__ is np.ndarray:  # nothing is checked
+            return a, int(index), count
+        index = int(index)
+        last = index + count - 1
+        if index < 0 or last >= a.size:
+            where = f"{index}" if count == 1 else f"{index} … {last}"
+            self.machine.report("bounds", f"{doing} {a.name}[{where}] of {a.size} elements", site)
+            return None
+        offset, size = a.offset + index * a.itemsize, count * a.itemsize
+        align = align or size
+        if (a.memory.address + offset) % align:
+            self.machine.report("alignment", f"{doing} {size} bytes of {a.name} from element {index}, whose address is "
+                                             f"not a multiple of {align}", site)
+        return a.memory, offset, size
+
+    def load_vector(self, a, index, count):
+        """A tuple of `count` neighbours, moved by one instruction; the address must be a multiple of its size."""
+        if a.__class__ is not CheckedArray:
+            return tuple(a.reshape(-1)[index:index + count])
+        site = self.machine.site_here()
+        where = self.range_of(a, index, count, site, "reads")
+        if where is None:
+            return (self._poisoned(a),) * count
+        memory, offset, size = where
+        self.check_read(memory, offset, size, site, a.itemsize)
+        return tuple(a.flat[offset >> a.shift:(offset + size) >> a.shift])
+
+    def store_vector(self, a, index, values):
+        """Write neighbours with one instruction; the address must be a multiple of its size."""
+        if a.__class__ is not CheckedArray:
+            a.reshape(-1)[index:index + len(values)] = values
+            return
+        site = self.machine.site_here()
+        where = self.range_of(a, index, len(values), site, "writes")
+        if where is not None:
+            memory, offset, size = where
+            data = np.array(values, a.dtype)
+            self.before_write(memory, offset, size, site, a.itemsize)
+            a.flat[offset >> a.shift:(offset + size) >> a.shift] = data
+
+    def read_bytes(self, memory, offset, size, site, step=4):
+        """The bytes, after the checks of a load by the current thread of elements of `step` bytes."""
+        self.check_read(memory, offset, size, site, step)
+        return memory.bytes[offset:offset + size]
+
+    def check_read(self, memory, offset, size, site, step=4):
+        """The checks of `read_bytes`."""
+        machine, places, valid = self.machine, range(offset, offset + size, step), memory.valid
+        unwritten = self.initialised and valid is not None and 0 in valid[offset:offset + size]
+        if self.races and memory.shadowed:
+            stamp, token, met = machine.thread.stamp, machine.token, memory.met
+            written, read = memory.writer.get, memory.reader
+            for at in places if unwritten or memory.writer else ():
+                writer = written(at)
+                if writer is None:
+                    if unwritten and not valid[at]:
+                        self._nobody_has_written(memory, at, site)
+                        break
+                elif writer[0] is not stamp and (writer[2] is token or met) and not self._ordered(writer[0]):
+                    self._race(memory, at, writer[0], writer[1], site, "reads", "written", writer[3])
+                    break
+            for at in places:
+                log = read.get(at)
+                if log is None or log[0] is not token:
+                    read[at] = [token, *self._earlier(memory, log), stamp, site] if log else [token, stamp, site]
+                elif log[-2] is not stamp:
+                    log += stamp, site
+        elif unwritten:
+            at = next((at for at in places if not valid[at]), None)
+            if at is not None:
+                self._nobody_has_written(memory, at, site)
+        if memory.busy:
+            machine.asynchronous.touched(memory, offset, size, site, False)
+        if machine.recorder is not None:
+            machine.recorder.access(memory, offset, size, site, False, step)
+
+    def write_bytes(self, memory, offset, data, site, step=4):
+        """Write uint8 data, with the checks of a store by the current thread of elements of `step` bytes."""
+        self.before_write(memory, offset, len(data), site, step)
+        memory.bytes[offset:offset + len(data)] = data
+
+    def before_write(self, memory, offset, size, site, step=4):
+        """The checks of `write_bytes`."""
+        if self.races and memory.shadowed:
+            for at in range(offset, offset + size, step):
+                self.check_write(memory, at, step, site)
+        self.machine.stores += 1
+        if memory.valid is not None:
+            memory.valid[offset:offset + size] = b"\1" * size
+        if memory.busy:
+            self.machine.asynchronous.touched(memory, offset, size, site, True)
+        if self.machine.recorder is not None:
+            self.machine.recorder.access(memory, offset, size, site, True, step)
+
+    # faults -----------------------------------------------------------------------------------------------------------
+
+    def say(self, memory, offset):
+        """A byte of a memory in words."""
+        return self.machine.element_name(memory, offset) or f"{memory.space} address {memory.address + offset:#x}"
+
+    def _nobody_has_written(self, memory, offset, site):
+        self.machine.report("uninitialised", f"reads {memory.space} memory that nobody has written: "
+                                             f"{self.say(memory, offset)}", site)
+
+    def _poisoned(self, a):
+        bits = np.full(a.itemsize, POISON, np.uint8).view(a.dtype)[0]
+        return bits if a.kind is None else a.kind(bits)
+
+    def _unwritten(self, a, index, site):
+        index = index if isinstance(index, tuple) else (index,)
+        where = ", ".join(str(int(i)) for i in index)
+        self.machine.report("uninitialised", f"reads {a.memory.space} {a.name or 'array'}[{where}], which nobody has "
+                                             "written", site)
+
+    def _race(self, memory, offset, stamp, other_site, site, doing, done, atomic):
+        machine, by = self.machine, stamp[0]
+        thread = machine.thread
+        same_block = by.block is thread.block
+        between = "with no barrier between" if same_block else "and nothing orders the blocks" \
+            if memory.space is GLOBAL else "with no cluster_sync() between"
+        machine.report("race", f"{doing} {self.say(memory, offset)}, which thread {by.index} of "
+                               f"{'the same block' if same_block else f'block {by.block.index}'} has {done} "
+                               f"{between}", site,
+                       others=[(f"{done} at", machine.place(other_site, by))])
+
+
+def _same(a, offset, value):
+    """Whether an element already has the value that is written."""
+    if a is None:
+        return False
+    old = a.flat[offset >> a.shift]
+    return old == value or old != old and value != value
+
+
+_INDEX = frozenset((int, *(t.kind for t in INTEGER_TYPES.values())))
+_ONES = {n: b"\1" * n for n in (1, 2, 4, 8, 16)}
