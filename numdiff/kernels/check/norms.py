@@ -1,0 +1,168 @@
+"""Cases of GroupNorm, LayerNorm and RMSNorm."""
+import math
+
+import numpy as np
+
+from .. import groupnorm, layernorm, rmsnorm
+from ..concat import Pair
+from ..groupnorm import plan as groupnorm_plan
+from ..groupnorm.normalise import channel_statistics_reference
+from ..groupnorm.one_pass import one_pass_forward
+from ..groupnorm.one_pass_backward import one_pass_backward
+from .case import HALF_TOLERANCE, Case, normal, with_plain_sums
+
+
+def norms_cases():
+    C, G = 16, 4
+    for silu in (False, True):
+        label = "silu" if silu else ""
+        yield Case("groupnorm", normal(x=(1, 3, 3, C), weight=(C,), bias=(C,)),
+                   lambda a, v, s=silu: groupnorm.groupnorm_forward(a.x, a.weight, a.bias, G, silu=s, version=v),
+                   (1, 2, 3), label=label)
+
+        def inputs(rng, silu=silu):
+            made = normal(dy=(2, 3, 3, C), x=(2, 3, 3, C), residual=(2, 3, 3, C), weight=(C,), bias=(C,), dweight=(C,),
+                          dbias=(C,))(rng)
+            _, made["mean"], made["rstd"] = groupnorm.groupnorm_forward(made["x"], made["weight"], made["bias"], G)
+            return made
+
+        yield Case("groupnorm_backward", inputs, lambda a, v, s=silu: (groupnorm.groupnorm_backward(
+            a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, G, silu=s,
+            residual=a.residual if s else None, version=v), a.dweight, a.dbias), (1, 2, 3), label=label)
+
+    def again(a, plan):
+        """Version 3 with little shared memory: it has to read again what does not fit."""
+        sizes = (1, a.x.shape[1], 8, 4, a.x.dtype.itemsize)
+        return groupnorm_plan.make_plan(*sizes, plan, 8, 32, 3900 if plan else 2000, 132)
+
+    def inputs(rng):
+        made = normal(dy=(1, 70, 8), x=(1, 70, 8), residual=(1, 70, 8), weight=(8,), bias=(8,), dweight=(8,),
+                      dbias=(8,))(rng)
+        made = {name: a.astype(np.float16 if a.ndim == 3 else np.float32) for name, a in made.items()}
+        _, made["mean"], made["rstd"] = groupnorm.groupnorm_forward(made["x"].astype(np.float32), made["weight"],
+                                                                    made["bias"], 2)
+        return made
+
+    def forward(a, v):
+        if v is None:
+            return groupnorm.groupnorm_forward(a.x, a.weight, a.bias, 2, silu=True)
+        return one_pass_forward(a.x, a.weight, a.bias, 2, 1e-5, True, again(a, False))
+
+    def backward(a, v):
+        arguments = a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, 2, True
+        if v is None:
+            dx = groupnorm.groupnorm_backward(*arguments, residual=a.residual)
+        else:
+            dx = one_pass_backward(*arguments, again(a, True), a.residual)
+        return dx, a.dweight, a.dbias
+
+    yield Case("groupnorm", inputs, forward, (3,), HALF_TOLERANCE, label="float16, reads again")
+    yield Case("groupnorm_backward", inputs, backward, (3,), HALF_TOLERANCE, label="float16, reads again")
+
+    def sixteens(shape, groups, team, near, silu, cluster=1, two=False):
+        """Version 3 for sixteen channels and more: `near` turns of the pixels in registers, `cluster` blocks; two
+        residuals."""
+        B, P, C = shape
+
+        def inputs(rng):
+            made = normal(dy=shape, x=shape, residual=shape, second=shape, weight=(C,), bias=(C,), dweight=(C,),
+                          dbias=(C,))(rng)
+            made = {name: a.astype(np.float16 if a.ndim == 3 else np.float32) for name, a in made.items()}
+            _, made["mean"], made["rstd"] = groupnorm.groupnorm_forward(made["x"].astype(np.float32), made["weight"],
+                                                                        made["bias"], groups)
+            return made
+
+        def run(a, v):
+            arguments = a.dy, a.x, a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, groups, silu
+            residual, second = a.residual if silu else None, a.second if two else None
+            if v is None:
+                dx = groupnorm.groupnorm_backward(*arguments, residual=residual, second=second)
+            else:
+                limit = 128 + (P // 16 - near) * 1024 if near else 1 << 17
+                plan = groupnorm_plan.make_plan_half(B, P, C, C // groups, 2, team, limit, 132, cluster)
+                assert plan.near == near
+                dx = one_pass_backward(*arguments, plan, residual, second)
+            return dx, a.dweight, a.dbias
+
+        parts = f"float16, {math.lcm(C // groups, 16) // 16} times sixteen channels"
+        return Case("groupnorm_backward", inputs, run, (3,), HALF_TOLERANCE,
+                    label=f"{parts}, two residuals" if two else f"{parts}, {near} turns in registers" if near else
+                    f"{parts}, {cluster} blocks a cluster" if cluster > 1 else parts)
+
+    def inputs(rng):
+        made = normal(dy=(2, 9, 24), x=(2, 9, 16), x_2=(2, 9, 8), residual=(2, 9, 16), residual_2=(2, 9, 8),
+                      weight=(24,), bias=(24,), dweight=(24,), dbias=(24,))(rng)
+        made = {name: a.astype(np.float16 if a.ndim == 3 else np.float32) for name, a in made.items()}
+        _, made["mean"], made["rstd"] = groupnorm.groupnorm_forward(
+            np.concatenate((made["x"], made["x_2"]), axis=2).astype(np.float32), made["weight"], made["bias"], 2)
+        return made
+
+    yield Case("groupnorm", inputs, lambda a, v: groupnorm.groupnorm_forward(
+        Pair(a.x, a.x_2), a.weight, a.bias, 2, silu=True, version=v), (3,), HALF_TOLERANCE, "float16, two arrays")
+    yield Case("groupnorm_backward", inputs, lambda a, v: (*groupnorm.groupnorm_backward(
+        a.dy, Pair(a.x, a.x_2), a.weight, a.bias, a.mean, a.rstd, a.dweight, a.dbias, 2, True,
+        Pair(a.residual, a.residual_2), v), a.dweight, a.dbias), (3,), HALF_TOLERANCE, "float16, two arrays")
+
+    def known(two):
+        """Of one array; of two, the first an image of which each pixel was taken four times."""
+        def inputs(rng):
+            small, x_2 = (rng.standard_normal(shape).astype(np.float16) for shape in ((2, 8, 8, 16), (2, 16, 16, 8)))
+            x = small.repeat(2, axis=1).repeat(2, axis=2) if two else small
+            weight, bias = rng.standard_normal((2, 24 if two else 16)).astype(np.float32)
+            known, known_2 = (channel_statistics_reference(a.astype(np.float32)) for a in (small, x_2))
+            return {"x": x, "x_2": x_2, "known": known, "known_2": known_2, "weight": weight, "bias": bias}
+
+        def run(a, v):
+            x, statistics = (Pair(a.x, a.x_2), (a.known, a.known_2)) if two else (a.x, a.known)
+            return groupnorm.groupnorm_forward(x, a.weight, a.bias, 4, silu=two, version=v, statistics=statistics)
+
+        return Case("groupnorm", inputs, run, (4,), HALF_TOLERANCE, "two arrays" if two else "")
+
+    yield known(False)
+    yield known(True)
+    yield sixteens((2, 37, 32), 8, 2, 0, True)
+    yield sixteens((2, 96, 16), 4, 1, 2, True)
+    yield sixteens((2, 48, 16), 4, 1, 1, False)
+    yield sixteens((2, 20, 96), 16, 1, 0, True)
+    yield sixteens((2, 20, 48), 8, 1, 0, True, cluster=4)
+    yield sixteens((1, 112, 16), 2, 1, 2, True, two=True)
+    yield Case("layernorm", normal(x=(5, 36), weight=(36,), bias=(36,)),
+               lambda a, v: layernorm.layernorm_forward(a.x, a.weight, a.bias, version=v), (1, 2))
+
+    def inputs(rng):
+        made = normal(dy=(5, 36), x=(5, 36), weight=(36,), dweight=(36,), dbias=(36,))(rng)
+        _, made["mean"], made["rstd"] = layernorm.layernorm_forward(made["x"])
+        return made
+
+    def image_rows(*shape):
+        def inputs(rng):
+            C = shape[-1]
+            made = normal(dy=shape, x=shape, weight=(C,), dweight=(C,), dbias=(C,))(rng)
+            _, made["mean"], made["rstd"] = layernorm.layernorm_forward(made["x"])
+            return made
+        return inputs
+
+    for half in (False, True):
+        yield from rms_cases((5, 36), (1, 2), half, "")
+        for columns in (40, 264, 520, 776, 1032):  # a kernel each
+            yield from rms_cases((2, columns), (3,), half, f"{columns} columns")
+    yield Case("layernorm_backward", inputs, lambda a, v: (layernorm.layernorm_backward(
+        a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, version=v), a.dweight, a.dbias), (1, 2, 3))
+    for B, shape in ((2, (2, 9, 132)), (1, (1, 260)), (1, (1, 388))):
+        yield Case("layernorm_backward", image_rows(*shape), lambda a, v, B=B: (*layernorm.layernorm_backward(
+            a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, v, B), a.dweight, a.dbias), (3,),
+            label=f"sums of {B} images, {shape[-1]} columns")
+
+
+def rms_cases(shape, versions, half, label):
+    def inputs(rng):
+        made = normal(dy=shape, x=shape, weight=shape[1:], dweight=shape[1:])(rng)
+        made |= {name: made[name].astype(np.float16 if half else np.float64) for name in ("dy", "x")}
+        return {**made, "rstd": rmsnorm.rmsnorm_forward(made["x"].astype(np.float64))[1]}
+
+    more = versions, HALF_TOLERANCE if half else 1e-5, f"{label}{', ' * bool(label and half)}{'float16' * half}"
+    yield Case("rmsnorm", inputs, lambda a, v: rmsnorm.rmsnorm_forward(a.x, a.weight, version=v), *more)
+    wide = shape[1] > 256 and not half  # bfloat16, which has few columns alone, is to run all texts of float16
+    backward = with_plain_sums(rmsnorm.rmsnorm_backward) if wide else rmsnorm.rmsnorm_backward
+    yield Case("rmsnorm_backward", inputs, lambda a, v: (backward(a.dy, a.x, a.weight, a.rstd, a.dweight, v),
+                                                         a.dweight), *more)
