@@ -3,7 +3,7 @@
     numdiff bench kernels --of files --json results.json        on a GPU, with PyTorch for the share of cuBLAS and cuDNN
     python -m tests.kernels.write_figures results.json …        anywhere; of several files on one card later ones win
 
-Which rows a file gets says numdiff/benchmark/problems.py. A section that is there is replaced, else it is put behind
+Which rows a file gets says numdiff/benchmark/problems/. A section that is there is replaced, else it is put behind
 VERSIONS, or before LAUNCH or whatever comes next. A file whose problems are not in the results stays as it is. Only the
 microseconds are taken as measured: rates and shares are what they make of the costs of today.
 """

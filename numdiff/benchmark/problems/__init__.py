@@ -1,0 +1,100 @@
+"""A problem or two for each file of numdiff.kernels: what `numdiff bench kernels --of files` measures.
+
+The shapes are a model's: of the UNet that `numdiff train unet` makes (batch 32, 64 × 64 pixels), of a DiT-B/2 (batch
+64, 256 tokens of 768), and square products for the ladder of matmul. The rows under MEASURED in a file's docstring are
+those of its problems (tests/kernels/write_figures.py writes it).
+
+problem.py says what a problem is, and has the sizes; small.py, matmul.py, conv2d.py, linear.py, training.py and
+transformer.py have the problems.
+"""
+import dataclasses
+import functools
+import inspect
+import warnings
+
+import numpy as np
+
+from ...device import empty
+from ...device.planned import Planned, card_of
+from ...device.roof import Roof
+from ...errors import NumdiffError, UsageError
+from ..costs import cost_of
+from ..kernels import Array, Measured, bench_call, call_with, for_each, versions_of
+from . import conv2d, linear, matmul, small, training, transformer
+from .problem import CLASSES, TIMESTEPS, B, N, Problem, adding_to, integers
+
+__all__ = ["Problem", "bench_files", "plan", "problems", "problems_named", "without_memory"]
+
+
+@functools.cache
+def problems():
+    """[Problem] of all files, in the order of their README."""
+    rng, found = np.random.default_rng(0), []
+    t, labels, add = integers(rng.integers(0, TIMESTEPS, B)), integers(rng.integers(0, CLASSES, N)), adding_to(found)
+    small.add_problems(add, rng, t)
+    matmul.add_problems(add, rng)
+    conv2d.add_problems(add)
+    linear.add_problems(add)
+    training.add_problems(add, t, labels)
+    transformer.add_problems(add, rng, labels)
+    return found
+
+
+def without_memory(call, backend):
+    """A call's arguments on a device that only records launches."""
+    made = {}
+
+    def one(value):
+        if isinstance(value, Array):
+            return made.setdefault(value.place, empty(value.shape, value.dtype, backend))
+        return for_each(one, value)
+    return {name: one(value) for name, value in call.arguments.items()}
+
+
+def plan(found, card):
+    """([Problem] with what each must move and compute, [Key] of all kernels that they launch), by a device that only
+    records what a card of this kind would run. A problem for which such a card has no version is left out."""
+    backend, priced = Planned(card), []
+    for problem in found:
+        call, arguments = problem.call, without_memory(problem.call, backend)
+        cost = None
+        for version in problem.versions or (None, *versions_of(call.function)):
+            try:
+                result = call_with(call.function, arguments, version)
+            except (ValueError, NumdiffError):  # not for these operands
+                continue
+            bound = inspect.signature(call.function).bind(**arguments)
+            bound.apply_defaults()
+            cost = cost or cost_of(call.function, bound.arguments, result)
+        if cost is not None:
+            priced.append(problem._replace(call=dataclasses.replace(call, moved=call.moved or cost[0],
+                                                             flops=cost[1])))
+    return priced, list(backend.kernels)
+
+
+def bench_files(backend, operations=(), echo=print):
+    """Yields the rows of every problem, as `bench_kernels` does, with `problem` (its name) besides.
+
+    backend: a GPU, whose kernels are compiled in parallel beforehand; operations: names, none for all
+    """
+    from ...training.compiling import compile_ahead
+    found, keys = plan(problems_named(operations), card_of(backend))
+    compile_ahead(keys, backend.cache, echo)
+    measured, roof = Measured(backend), Roof(backend)
+    for problem in found:
+        try:
+            for row in bench_call(problem.call, measured, roof, problem.precision, versions=problem.versions):
+                yield {"problem": problem.name, **row}
+        except Exception as fault:  # the failure of one problem must not hide the others
+            warnings.warn(f"{problem.name} failed: {type(fault).__name__}: {fault}", stacklevel=2)
+
+
+def problems_named(operations):
+    """Those of `problems()` of these operations; a `UsageError` for one that has none."""
+    found = problems()
+    names = sorted({problem.call.name for problem in found})
+    for operation in operations:
+        if not any(name == operation or name.startswith(operation + "_") for name in names):
+            raise UsageError(f"no file's problem is of an operation {operation!r}: use some of {', '.join(names)}.")
+    return [problem for problem in found if not operations or any(
+        problem.call.name == o or problem.call.name.startswith(o + "_") for o in operations)]
