@@ -19,7 +19,8 @@ from .array import (
     zeros,
 )
 from .cpu import cores, over_batch, prepare_cpu, share_cores, side_by_side
-from .gpu import HostTwin, choose_gpu, cuda, get_gpu, gpu_count, why_no_gpu
+from .gpu import choose_gpu, cuda, get_gpu, gpu_count, why_no_gpu
+from .host_twin import HostTwin
 from .intrinsics import float32, int32, int64, load4, opaque, product, store4, uint32
 from .planned import is_planned
 from .ptx import PtxError

@@ -7,7 +7,9 @@ import pytest
 
 from numdiff.device import DeviceArray, get_backend
 from numdiff.device.arena import Arena
-from numdiff.device.gpu import Gpu, HostTwin, Mapping
+from numdiff.device.gpu import Gpu
+from numdiff.device.gpu_shared import Mapping
+from numdiff.device.host_twin import HostTwin
 from numdiff.errors import NumdiffError, OutOfMemoryError, UsageError
 
 
