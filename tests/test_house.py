@@ -31,7 +31,8 @@ NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"},
                                    "numba.cuda.core.targetconfig.ConfigStack"},
          **dict.fromkeys(("device/approximate.py", "device/async_copy.py", "device/cluster.py", "device/eight.py",
                           "device/float8.py", "device/intrinsics.py", "device/mbarrier.py", "device/system_scope.py",
-                          "device/tensor_core.py", "device/tma.py", "device/wgmma.py"), INTRINSICS)}
+                          "device/tensor_core/ldmatrix.py", "device/tensor_core/mma_sync.py",
+                          "device/tensor_core/words.py", "device/tma.py", "device/wgmma.py"), INTRINSICS)}
 
 
 TEXT = re.compile(r'"""(?:[^\\]|\\.)*?"""', re.DOTALL)  # docstrings and the like, where an import imports nothing

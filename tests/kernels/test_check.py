@@ -199,8 +199,9 @@ def test_no_kernel_is_left_out():
     assert {name for *_, name in sources - first} == {"matmul_level_kernel_v1"}  # its one tile is test_levels.py's
 
 
-NEEDED = {"async_copy": (8, 0), "tensor_core": (8, 0), "bfloat16": (8, 0), "cluster": (9, 0), "eight": (8, 0),
-          "hopper": (9, 0, "a"), "mbarrier": (9, 0), "tma": (9, 0), "wgmma": (9, 0, "a"), "float8": (9, 0)}
+NEEDED = {"async_copy": (8, 0), "ldmatrix": (8, 0), "mma_sync": (8, 0), "words": (8, 0), "bfloat16": (8, 0),
+          "cluster": (9, 0), "eight": (8, 0), "hopper": (9, 0, "a"), "mbarrier": (9, 0), "tma": (9, 0),
+          "wgmma": (9, 0, "a"), "float8": (9, 0)}
 
 
 def reached(function, found):
