@@ -1,6 +1,8 @@
 """What kernels of every kind share: the quotient and remainder of an index; a guarded load; a sum over a warp; a
 placeholder for an absent array.
 
+SOURCE
+    shuffles: PTX ISA, section 9.7.9, shfl.sync.
 READ NEXT
     bias.py
 """

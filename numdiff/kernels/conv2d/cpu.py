@@ -11,6 +11,9 @@ SHAPES
 DETERMINISM
     the cores share the images, and their parts of a weight gradient are added in order; within `any_batch` a product
     has the same number of rows in any batch.
+SOURCE
+    direct.py; rows copied once, of which BLAS reads overlapping operands: Cho and Brand 2017, "MEC: Memory-efficient
+    Convolution for Deep Neural Network", arXiv:1706.06873.
 READ NEXT
     winograd.py.
 """

@@ -1,6 +1,8 @@
 """The weight of an input gradient: its taps counted down, its channels swapped.
 
 With stride 1 the input gradient is the forward over dy with this weight (direct.py derives it).
+SOURCE
+    direct.py.
 READ NEXT
     implicit.py
 """

@@ -9,6 +9,8 @@ THREE KERNELS of each kind, one text with other constants (`specialise` does wha
 PARTS
     Where the tiles are too few to fill a GPU, the inner dimension is cut into parts. Each writes its own sums, and a
     second pass adds them in order. The number of parts depends on the shape alone.
+SOURCE
+    implicit.py; the tiles are ../matmul/vectorised.py's.
 READ NEXT
     flip.py, then implicit.py.
 """

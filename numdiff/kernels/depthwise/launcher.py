@@ -37,6 +37,8 @@ MEASURED
         v2       142 µs      543 GB/s   13 % of memory    85 % of PyTorch
         v3      63.7 µs    1,211 GB/s   29 % of memory   2.23 × v2   189 % of PyTorch
         v4*     31.0 µs    2,489 GB/s   60 % of memory   2.05 × v3   388 % of PyTorch
+SOURCE
+    reference.py.
 READ NEXT
     layernorm.py
 """

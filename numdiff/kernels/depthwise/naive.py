@@ -20,6 +20,8 @@ DETERMINISM
 COST
     the caches serve the kernel² reads of a pixel; two loads for each product. A weight's thread reads 2 numbers of
     memory for each product, and kernel² · C threads are too few to hide that.
+SOURCE
+    reference.py.
 READ NEXT
     tiled.py, where neighbours share what they read.
 """

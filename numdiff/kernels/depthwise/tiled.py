@@ -29,6 +29,8 @@ DETERMINISM
     the chunks' parts of dweight lie in an array of their own, which reduce.py adds up.
 COST
     as in reference.py: memory in float32, arithmetic in float16.
+SOURCE
+    reference.py; runs of outputs in registers: Volkov and Demmel, SC 2008; PTX ISA, section 9.7.9.25.3 (cp.async).
 READ NEXT
     mma.py, for 16 bits.
 """

@@ -1,5 +1,7 @@
 """Chains of operations: one kernel, and one for their gradients, made when they are first launched.
 
+SOURCE
+    __init__.py.
 READ NEXT
     ../bias.py, then ../transformer/bias_gelu.py: chains of one operation and of two.
 """

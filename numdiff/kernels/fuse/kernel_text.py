@@ -13,6 +13,8 @@ SiLU in version 2 becomes
 Of an argument x the kernel has the numbers x_0, x_1 … of the neighbours that a thread takes: one, four or eight. Where
 gradients are sums, loads, steps and stores are done for each of a chunk's rows, and what is summed is added up on the
 way: `down_columns`, `over_rows`.
+SOURCE
+    __init__.py.
 READ NEXT
     chain.py
 """

@@ -1,5 +1,7 @@
 """What a chain is made of: places, where an argument's numbers are, and operations, steps with their derivatives.
 
+SOURCE
+    __init__.py.
 READ NEXT
     kernel_text.py
 """

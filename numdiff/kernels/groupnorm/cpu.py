@@ -6,6 +6,8 @@ SHAPES
     as in reference.py, of any float
 DETERMINISM
     an image is summed alone; the cores share the images.
+SOURCE
+    reference.py.
 READ NEXT
     one_pass.py.
 """

@@ -18,6 +18,8 @@ DETERMINISM
     sums of threads are added in an order that the shape alone decides.
 COST
     x is read three times and y written once; backward x and dy twice, dx written once. Roof: memory bandwidth.
+SOURCE
+    reference.py; the tree: ../reduce.py.
 READ NEXT
     chunks.py, whose blocks read whole sectors.
 """

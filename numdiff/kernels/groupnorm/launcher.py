@@ -28,6 +28,8 @@ MEASURED
 DETERMINISM
     no atomics on numbers: sums of threads, chunks, groups and samples are added in an order that the shape and the
     size of the device decide.
+SOURCE
+    reference.py.
 """
 import numpy as np
 

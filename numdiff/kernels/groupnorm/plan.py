@@ -3,6 +3,8 @@
 The longer of memory and arithmetic counts in full. A block reads, then writes: half of the shorter one is not hidden,
 and less where several blocks overlap. Version 2's estimate follows what an H100 needs for the UNet's shapes.
 
+SOURCE
+    the project's own; what the estimate is made of is said beside its numbers.
 READ NEXT
     normalise.py
 """

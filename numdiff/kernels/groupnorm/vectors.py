@@ -1,6 +1,9 @@
 """Parts of GroupNorm's one-pass kernels, whose threads take eight neighbouring channels: 16 or 32 bytes of a pixel.
 
 Loads, stores and copies of eight are in ../../device/eight.py.
+
+SOURCE
+    one_pass.py; PTX ISA, section 9.7.3 (ex2.approx.ftz.f32, rcp.approx.ftz.f32).
 """
 import math
 from typing import NamedTuple

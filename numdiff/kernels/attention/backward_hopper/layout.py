@@ -14,6 +14,9 @@ FOUR PIPELINES
 A PLACE is an address in shared memory in units of 16 bytes, as descriptors count. So half of a descriptor is a
     constant, and there are no registers to spare for the other half. What ends in _at counts bytes from the start.
 
+SOURCE
+    kernel.py; swizzled rows, and places as descriptors count them: PTX ISA, section 9.7.15.5; the pipelines: section
+    9.7.13.15 (mbarrier).
 READ NEXT
     products.py
 """

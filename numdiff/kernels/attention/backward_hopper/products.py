@@ -6,6 +6,8 @@
 Of HS 72 the last eight columns are a part of their own, the ninth (../hopper_tiles.py), with products of their own.
 A place is an address in units of 16 bytes (layout.py).
 
+SOURCE
+    ../reference.py; PTX ISA, sections 9.7.15 (wgmma) and 9.7.15.5 (matrices in shared memory).
 READ NEXT
     round.py, in which order they run.
 """

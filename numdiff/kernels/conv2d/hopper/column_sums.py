@@ -4,6 +4,8 @@ A weight gradient reads all of dy for its products. Two warps of the producer's 
 of a tile, read it once more from shared memory, and so no pass over dy is left. They multiply by ones on the tensor
 cores: additions number by number held up the products.
 
+SOURCE
+    PTX ISA, section 9.7.14.5 (mma, ldmatrix).
 READ NEXT
     weight_gradient.py
 """

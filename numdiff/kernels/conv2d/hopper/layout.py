@@ -9,6 +9,8 @@ SHARED MEMORY of a block, in this order:
 AN OUTPUT BUFFER has SLABS pieces of COLS channels for each sub-block, so that a row of 64 or 32 channels is as long as
     the swizzle reaches. The weight of an input gradient, which is read across, lies in such pieces, too.
 
+SOURCE
+    convolution.py; the swizzle: boxes.py.
 READ NEXT
     products.py, the main loop over these stages.
 """

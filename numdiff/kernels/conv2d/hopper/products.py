@@ -10,6 +10,8 @@ ORDER OF WORK
 RULES that ptxas enforces in silence (device/wgmma.py)
     The first products overwrite the accumulators, so they stand before the loop; and no branch stands among the
     products of one commit, which is why taps in a stage are a constant of the kernel.
+SOURCE
+    PTX ISA, section 9.7.15 (wgmma); the implicit GEMM: Chetlur et al. 2014, "cuDNN", arXiv:1410.0759.
 READ NEXT
     convolution.py, the kernel around it.
 """

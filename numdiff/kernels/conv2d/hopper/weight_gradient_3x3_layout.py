@@ -5,6 +5,8 @@ A STAGE has a chunk of pixels: dy's box, 64 channels of 64, 128 or 256 pixels, a
 A TILE of results is 64 channels of dy by CW of x, for all nine taps. Its chunks are shared among the blocks along the
     grid's z axis, whose neighbours are a cluster.
 
+SOURCE
+    weight_gradient_3x3.py.
 READ NEXT
     weight_gradient_3x3.py
 """

@@ -1,5 +1,7 @@
 """How a 3 × 3 weight gradient is cut: chunks of pixels, clusters, and the estimate that chooses among them.
 
+SOURCE
+    the project's own; what the estimate is made of is said beside its numbers.
 READ NEXT
     ../../attention/hopper_tiles.py: two products with a softmax between them.
 """

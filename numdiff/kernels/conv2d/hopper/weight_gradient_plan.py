@@ -1,5 +1,7 @@
 """How a weight gradient is cut: chunks of pixels, parts of them, and the estimate that chooses among them.
 
+SOURCE
+    the project's own; what the estimate is made of is said beside its numbers.
 READ NEXT
     cluster_sums.py, then weight_gradient_3x3.py, which 3 × 3 kernels take.
 """

@@ -11,6 +11,8 @@ LAUNCH
     64 KiB of shared memory, the second eight warps first, and all threads add them up.
 DETERMINISM
     a fixed order in each warp; the warps are added in a fixed order, and then the blocks.
+SOURCE
+    PTX ISA, section 9.7.14.5 (mma), whose fragments are written down in emulator/fragments.py.
 READ NEXT
     launcher.py
 """

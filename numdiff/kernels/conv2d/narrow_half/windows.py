@@ -1,5 +1,7 @@
 """The 3 × 3 window around a pixel: which of its taps lie in the image, as bits, and where they are in memory.
 
+SOURCE
+    ../direct.py, whose windows they are.
 READ NEXT
     from_few.py
 """

@@ -17,6 +17,8 @@ DETERMINISM
 COST
     FLOPs as in ../direct.py. A step of 16 channels brings 16 KiB for 2 · 128 · 128 · 16 FLOPs, 32 a byte of the L2
     cache, or 20 KiB for as many, 26.
+SOURCE
+    forward.py, weight_gradient.py.
 READ NEXT
     ../narrow_half/, for layers too narrow for any of this.
 """

@@ -8,6 +8,8 @@ WHAT A THREAD KNOWS
 LAUNCH
     128 threads. 128 or 64 channels of dy × 128 columns of col, or 64 × 256; a column is a tap and a channel, so that
     tiles are full whatever C is. Grid (column tiles, channel tiles, parts of the pixels).
+SOURCE
+    PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma); the rounding: ../../matmul/tf32.py.
 READ NEXT
     launcher.py
 """

@@ -13,6 +13,8 @@ LAUNCH
     blocks of 256 threads for eight tokens, or 16; no shared memory.
 NEEDS
     C a multiple of 8, up to 1280; sm_80
+SOURCE
+    reference.py; PTX ISA, section 9.7.9 (ld, st, shfl.sync).
 READ NEXT
     backward.py
 """

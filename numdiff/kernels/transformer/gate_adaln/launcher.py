@@ -46,6 +46,8 @@ MEASURED
 DETERMINISM
     no atomics: a warp adds its tokens in order, a block its warps in order, and ../columns.py (of dweight: reduce.py)
     the blocks. What is added to what depends on the shape and on the GPU's multiprocessors.
+SOURCE
+    reference.py.
 READ NEXT
     ../patchify.py
 """

@@ -13,6 +13,8 @@ LAUNCH
     Backward of a norm: 4.25 KiB of shared memory, then reduce.py adds up the blocks' sums.
 NEEDS
     HS a multiple of 8, at most 128; sm_80
+SOURCE
+    reference.py; PTX ISA, section 9.7.9 (ld, st, shfl.sync).
 READ NEXT
     launcher.py
 """

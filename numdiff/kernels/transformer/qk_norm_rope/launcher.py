@@ -19,6 +19,8 @@ LAUNCH
     `choose_chunk` cuts the images so that all blocks run at once.
 DETERMINISM
     no atomics; what is added to what depends on the shape and on the GPU's multiprocessors.
+SOURCE
+    reference.py.
 READ NEXT
     ../swiglu.py
 """

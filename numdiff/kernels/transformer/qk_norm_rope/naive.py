@@ -5,6 +5,8 @@ head, for the other two; then a thread a channel of a head for dweight, which go
 head again.
 LAUNCH
     256 threads a block, as many as there are heads of all tokens, or channels of a token's heads.
+SOURCE
+    reference.py.
 READ NEXT
     fused.py
 """
