@@ -8,6 +8,8 @@
                                 own part of the gradient alone; these bring to all ranks the parts of
                                 `partition.partials`, of the float32 weights, and of what a step reads of the weights,
                                 as `MixedWeights` says
+    exchange.weight_parts       [(start, stop)] of this rank's weights, or None: what AdamW may update one after the
+                                other, with `send_weights()` after each, and at the end `gather_mixed`
     exchange.largest            of a model in FP8: the largest magnitudes of its tensors, of every rank, after `finish`
     exchange.check()            at a report: raises if the device saw a fault; takes `exchange.status`, where there is
                                 one, from a caller that has read it back already
@@ -17,7 +19,7 @@
     mpi        in MPI, from pinned host memory, bucket   the graph is cut where a bucket is complete and before the
                by bucket while the backward goes on      update; between two parts the host sends on what has arrived
     peer       on the GPUs (kernels/peer_reduce.py)      inside the graph, six launches after the backward, or beside it
-                                                         (overlap.py)
+                                                         (overlap.py, copies.py)
     nccl       in NCCL                                   inside the graph, two calls after the backward
     peer+…     by peer within each host, then by one     those of both, one after the other
                of the others between hosts
@@ -27,8 +29,8 @@ every rank, whether ranks share the update or not. With `nccl` every rank ends w
 computes each sum once, or in an order that gives the same on all sides; this is checked (`Trainer.check_ranks`), not
 assumed.
 
-FILES  exchange_base.py, then mpi_exchange.py, peer_exchange.py (with overlap.py), nccl_exchange.py, hosts_exchange.py;
-here stands which of them a run gets.
+FILES  exchange_base.py, then mpi_exchange.py, peer_exchange.py (with overlap.py and copies.py), nccl_exchange.py,
+hosts_exchange.py; here stands which of them a run gets.
 """
 import importlib.util
 import time

@@ -20,7 +20,7 @@ NAP = 2e-4  # seconds of such a sleep
 class NoExchange:
     """For a single process: the sum over one rank is already there."""
 
-    name, why, largest = "none", "", None
+    name, why, largest, weight_parts = "none", "", None, None
 
     def watch(self):
         return contextlib.nullcontext()

@@ -1,19 +1,15 @@
-"""`peer` sums the gradients during the backward pass, on a second stream: by kernels, or by copies first.
+"""`peer` sums the gradients during the backward pass, on a second stream.
 
     first stream     … backward of the last blocks | of those before …  … | join, the rest of the sum | update
     second stream          group 0: barrier, sum, barrier, gather | group 1: … |
-    or, by copies          group 0: signals, copies | group 1: … |             join, the rest, sum | update
 
 The parameters form groups by the moment at which their gradients are complete, and a group leaves at that moment. It is
 not a run of the flat buffer, as a bucket of `mpi` is: a UNet's embedding layers lie all over it, and their gradients
 come last, so every run would wait for them. What has not left when the backward pass ends follows it. (Where ranks
 share the update, each needs the sums of its own part only: no second barrier, no gather.)
 
-BY COPIES, where the ranks share the update. A kernel that adds needs registers, of which a DiT's GEMMs leave none on
-any multiprocessor: it waits for them, and they for it. Copy engines need no multiprocessor, nor does a stream that
-waits for a number to be written to this GPU's memory. So the gradients that are this rank's to add up are copied here
-from the other ranks, and added up when the backward pass is over, by one kernel that reads this GPU's memory alone.
-What a model wants is told by `Model.exchange_beside`.
+A kernel that adds needs registers, of which a DiT's GEMMs leave none on any multiprocessor: it waits for them, and they
+for it. There copies.py does it, by copies. Which of them a model wants is told by `Model.exchange_beside`.
 
 THE SAME BITS. Each element is added up by one rank, in rank order, as without this. Where a weight's gradient waits for
 its parts to be added up (kernels/second_pass.py), that is done before a group leaves.
@@ -22,16 +18,14 @@ WHY IT CANNOT DEADLOCK. A barrier's kernel spins on one multiprocessor until all
 kernels of the backward pass may need that multiprocessor, even all of them at once. All ranks have the same groups, and
 pass the same barriers in the same order; the first stream waits for the second only at the join, after the last fork.
 Take the first barrier that not all ranks have come to. A rank that has not has passed all barriers before it, so
-nothing spins there: its backward pass goes on, forks, and the rank comes. Signals are waited for in the order of the
-groups, too, by those who add up some of a group, and each rank gives its own before it waits.
+nothing spins there: its backward pass goes on, forks, and the rank comes.
 
 WHAT A GROUP MAY TOUCH. Its gradients, which are complete: their loan is over (nn/loans.py), and what was lent is not
 lent again in this step. Its kernels write nothing else, and the join precedes whatever writes gradients next.
 """
 import numpy as np
 
-from ..device import copy_into, download, forked, join, lasting, synchronize, upload, zeros
-from ..errors import NumdiffError
+from ..device import forked, join, lasting, upload
 from ..kernels.peer_pieces import peer_copy_pieces, peer_reduce_pieces, pieces_of
 from ..kernels.second_pass import settle
 from ..nn.partition import joined
@@ -92,15 +86,6 @@ def groups_of(parameters, touched, rank, ranks, bounds):
     return groups
 
 
-def made_for(exchange, parameters):
-    """The watcher of the backward pass of the model with these `FlatParameters`, as its `exchange_beside` says; None
-    where the sum follows it. Collective."""
-    made = {KERNELS: Overlap, COPIES: CopiedOverlap}.get(wanted(parameters, exchange.partition))
-    made = made and made(exchange, parameters)
-    parameters.overlapped = bool(made and made.works())
-    return made if parameters.overlapped else None
-
-
 def wanted(parameters, partition):
     """How the gradients are summed during the backward pass: "kernels", "copies" (of a shared update), or None."""
     how = getattr(parameters, "exchange_beside", None) if BLOCKS > 0 else None
@@ -121,10 +106,6 @@ class Overlap:
         self.exchange, self.parameters = exchange, parameters
         self.groups = {}  # length of a tape -> [Group]; all are kept, as a captured step reads their tables
         self.current, self.left = None, 0  # the groups of this step, once it has begun, and how many of them have left
-
-    def works(self):
-        """Whether these ranks can do it; what does not is found by the trial of sums (exchange_base.py). Collective."""
-        return True
 
     def begin(self, records):
         if len(records) not in self.groups:
@@ -156,63 +137,3 @@ class Overlap:
             exchange.barrier()  # every rank's sums are there
             peer_copy_pieces(exchange.gradients, own, group.others, blocks=blocks)
         self.left += 1
-
-
-class CopiedOverlap(Overlap):
-    """The same by copies, for a shared update.
-
-    signals: every rank's int32 (groups · ranks,): at group · ranks + r rank r writes that it has its gradients of the
-    group; arrived: of every rank its gradients of this rank's part, the own ones where they lie
-    """
-
-    def __init__(self, exchange, parameters):
-        super().__init__(exchange, parameters)
-        self.gpu, self.rank, self.ranks = exchange.gpu, exchange.rank, len(exchange.gradients)
-        self.others = [(self.rank + step) % self.ranks for step in range(1, self.ranks)]  # each begins with another one
-        self.first, stop = exchange.partition.bounds[self.rank:self.rank + 2]
-        own = exchange.communicator.build(self._take, exchange.gradient[self.first:stop])
-        self.signals = exchange.share(own)
-
-    def _take(self, own):
-        with lasting(getattr(own, "backend", None)):
-            self.arrived = [own if rank == self.rank else zeros(own.shape, np.float32, self.gpu)
-                            for rank in range(self.ranks)]
-            self.pieces = upload(pieces_of([(0, 0, 0, own.size)]), own)
-            signals = zeros(2 * GROUPS * self.ranks, np.int32, self.gpu)
-        synchronize(self.gpu)  # they are zero before anybody may write to them
-        return signals
-
-    def works(self):
-        """Signals of a group are given, but not waited for, as they might not come."""
-        communicator = self.exchange.communicator
-        try:
-            self._signal(0, self.others)
-            synchronize(self.gpu)
-            given = True
-        except NumdiffError:
-            given = False
-        given = all(communicator.gather(given))
-        own = self.signals[self.rank]
-        arrived = download(own)[[*self.others]].all()
-        copy_into(own, np.zeros(own.shape, np.int32))
-        return given and all(communicator.gather(bool(arrived)))
-
-    def finish(self):
-        super().finish()
-        peer_reduce_pieces(self.arrived, self.arrived[self.rank], self.pieces)
-
-    def _add(self, group, blocks):
-        """The last group is waited for by all, so that the other ranks' mail is there, too."""
-        last = self.left == len(self.current) - 1
-        waiting = range(self.ranks) if last else group.runs
-        self._signal(self.left, [rank for rank in waiting if rank != self.rank])
-        if self.rank in waiting:
-            self.gpu.await_signals(self.signals[self.rank], [self.left * self.ranks + rank for rank in self.others])
-        for rank in self.others:
-            for start, stop in group.runs.get(self.rank, ()):
-                copy_into(self.arrived[rank][start - self.first:stop - self.first],
-                          self.exchange.gradients[rank][start:stop])
-        self.left += 1
-
-    def _signal(self, group, ranks):
-        self.gpu.signal([(self.signals[rank], group * self.ranks + self.rank) for rank in ranks])

@@ -15,7 +15,7 @@ from ..kernels.peer_reduce import (
     peer_reduce_scatter,
     peer_sum,
 )
-from . import overlap
+from . import copies, overlap
 from .buckets import Watch
 from .exchange_base import Mail, NoExchange, shared_part, try_sums
 
@@ -50,7 +50,7 @@ class PeerExchange(NoExchange):
             self.gradients, self.mails, self.all_flags, *more = communicator.build(self._open, shared, arrays)
             if self.partition:
                 self.weights, self.partials, *self.halves = more
-            self.overlap = overlap.made_for(self, parameters)
+            self.overlap = copies.made_for(self, parameters)
             communicator.build(try_sums, self, communicator, self.gradient, self.partition)
         except NumdiffError:
             self.gpu.close_shared(self.mapped)
@@ -141,10 +141,20 @@ class PeerExchange(NoExchange):
         self.barrier()
         peer_all_gather(self.weights, self.rank, bounds=self.partition.bounds)
 
+    @property
+    def weight_parts(self):
+        return getattr(self.overlap, "parts", None)
+
+    def send_weights(self):
+        self.overlap.send_weights()
+
     def gather_mixed(self, mixed):
         """Nor here."""
-        self.barrier()
-        mixed.take(self.weights, *self.halves)
+        if getattr(self.overlap, "sent", 0):
+            self.overlap.finish_weights(mixed)
+        else:
+            self.barrier()
+            mixed.take(self.weights, *self.halves)
 
     def barrier(self):
         peer_barrier(self.all_flags, self.counter, self.status, self.rank, self.limit)

@@ -155,6 +155,12 @@ class AdamW:
 
     def _update_weights(self):
         """Weights, moments, average and float16 copy, from the gradients."""
+        if parts := self.partition and self.partition.weight_parts():
+            for start, stop in parts:
+                if start < stop:
+                    self._adamw(start - self.first, stop - self.first)
+                self.partition.exchange.send_weights()
+            return
         for start, stop in self._trained():
             self._adamw(start, stop)
 

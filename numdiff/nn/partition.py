@@ -82,6 +82,12 @@ class Partition:
             self.exchange.gather_partials()
         return root_of_sum(self.partials)
 
+    def weight_parts(self):
+        """[(start, stop)] of this rank's weights, elements of the flat buffers, where an update may go through them one
+        after the other, with `exchange.send_weights()` after each; None: all at once."""
+        parts = self.exchange.weight_parts if self.sharded else None
+        return parts if self._trained == [(0, self.parameters.total)] and self.mixed() is not None else None
+
     def gather_weights(self):
         """After an update, bring all ranks' new weights to all of them, in the types in which this step has read them.
         """
@@ -184,6 +190,10 @@ class MixedWeights:
     def take(self, weights, halves):
         """From all ranks' flat buffers of float32, and from their copies as words."""
         self._copy(weights, halves, self._there)
+
+    def take_single(self, weights):
+        """From all ranks' flat buffers of float32 what is read so, where all of 16 bits is here."""
+        peer_copy_pieces(weights, self.weights.data, self._there[0])
 
     def pack(self):
         for source, table in zip((self.weights.data, as_words(self.weights.half)), self._packing, strict=True):

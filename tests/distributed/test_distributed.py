@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from numdiff.distributed import (
     buckets,
+    copies,
     exchange,
     exchange_base,
     launcher,
@@ -31,10 +32,13 @@ from numdiff.distributed import communicator as distributed
 from numdiff.distributed.together import stop_signals
 from numdiff.dtypes import HALVES
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.kernels.peer_pieces import peer_copy_pieces_reference
 from numdiff.kernels.quantise import PARTIALS
-from numdiff.nn import Linear, UNet
+from numdiff.nn import AdamW, Linear, Module, UNet
+from numdiff.nn import partition as partition_module
 from numdiff.nn.model import Model
 from numdiff.nn.module import FlatParameters
+from numdiff.nn.optimizer import LossScale
 from numdiff.nn.partition import Partition
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.report import read_stats
@@ -794,7 +798,7 @@ def no_mpi(*_):
 def on_threads(count, monkeypatch, body, refuse=()):
     """`body(communicator, gradient)` on `count` threads, each with a fake GPU; returns their results."""
     barrier, board, results = threading.Barrier(count, timeout=30), [None] * count, [None] * count
-    for module in (exchange, exchange_base, overlap, peer_exchange):
+    for module in (copies, exchange, exchange_base, peer_exchange):
         monkeypatch.setattr(module, "zeros", lambda shape, dtype, gpu: np.zeros(shape, dtype))
     monkeypatch.setattr(exchange, "is_device", lambda array: True)
     waiting = threading.Barrier(count, timeout=30)
@@ -959,7 +963,8 @@ def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind,
 
     for function in overlap.peer_reduce_pieces, overlap.peer_copy_pieces:
         monkeypatch.setattr(overlap, function.__name__, noted(function))
-    monkeypatch.setattr(overlap, "copy_into", copied)
+    monkeypatch.setattr(copies, "peer_reduce_pieces", overlap.peer_reduce_pieces)
+    monkeypatch.setattr(copies, "copy_into", copied)
 
     def body(communicator, gradient):
         communicator.transport, gpu = "peer", Streams()
@@ -1008,6 +1013,76 @@ def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind,
     assert log[at + 1:] == ["join", *last, *([] if shared else ["barrier"])]
     beside = [f"beside: {text}" for text in group]
     assert len(log[:at]) >= 4 * len(group) and log[:at] == beside * (at // len(group))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_weights_leave_part_by_part_while_the_others_are_updated(count, monkeypatch):
+    """The copies of 16 bits by copies, what is read in float32 by a kernel: after each of two updates every rank has
+    what one that updates all has."""
+    rng = np.random.default_rng(7)
+    gradients = [rng.standard_normal(12 * 64 * 64).astype(np.float32) for _ in range(2)]
+    monkeypatch.setattr(overlap, "BLOCKS", 4)
+    gpus = {}
+
+    def copied(target, source):
+        np.copyto(target, source)
+        gpus[threading.get_ident()].note("copy")
+
+    monkeypatch.setattr(copies, "copy_into", copied)
+    note = lambda buffers, own, table, half=None: (  # noqa: E731
+        gpus[threading.get_ident()].note(f"pieces {len(table)}"), peer_copy_pieces_reference(buffers, own, table, half))
+    monkeypatch.setattr(partition_module, "peer_copy_pieces", note)
+
+    def model():
+        parameters = FlatParameters(Wide(), seed=3)
+        parameters.keep_half()
+        for name, parameter in parameters.parameters.items():
+            parameter.read = name.endswith("bias")
+        return parameters
+
+    def steps(parameters, optimizer, low, high):
+        for gradient in gradients:
+            parameters.grad[low:high] = gradient[low:high]
+            optimizer.update(np.zeros(1, np.float32))
+            yield np.array(parameters.half), *(np.array(p.data) for p in parameters.parameters.values() if p.read)
+
+    settings = {"learning_rate": 0.1, "clip_norm": 1.0, "loss_scale": LossScale(None)}
+    whole = model()
+    gradients = [gradient[:whole.total] for gradient in gradients]
+    alone = types.SimpleNamespace(rank=0, size=count)
+    want = [*steps(whole, AdamW(whole, partition=Partition(whole, alone, sharded=False), **settings), 0, whole.total)]
+
+    def body(communicator, _):
+        communicator.transport, gpu = "peer", Streams()
+        gpus[threading.get_ident()] = gpu
+        parameters = model()
+        parameters.grad = parameters.grad.view(GpuArray)
+        parameters.grad.backend, parameters.exchange_beside = gpu, "copies"
+        partition = Partition(parameters, communicator)
+        partition.partials = partition.partials.astype(np.float32)
+        low, high = partition.piece_bounds[communicator.rank:communicator.rank + 2]
+        partition._own = partition.partials[low:high]
+        partition.exchange = exchange.make_exchange(communicator, parameters, partition)
+        optimizer = AdamW(parameters, partition=partition, **{**settings, "loss_scale": LossScale(None)})
+        found = []
+        for step in steps(parameters, optimizer, partition.first, partition.stop):
+            found.append(step)
+            communicator.gather(None)
+        return found, gpu.log
+
+    for found, log in on_threads(count, monkeypatch, body):
+        for got, expected in zip(found, want, strict=True):
+            for a, b in zip(got, expected, strict=True):
+                np.testing.assert_array_equal(a, b)
+        sent = [f"beside: {text}" for text in (f"signal {count - 1}", f"wait for {count - 1}",
+                                               *["copy"] * (count - 1))]
+        assert log[-(len(sent) * copies.PARTS + 2):-2] == sent * copies.PARTS
+        assert log[-2] == "join" and log[-1].startswith("pieces ")
+
+
+class Wide(Module):
+    def __init__(self):
+        self.first, self.second, self.third = (Linear(64, 64) for _ in range(3))
 
 
 def test_groups_leave_out_what_is_complete_late():

@@ -78,6 +78,8 @@ class Layers(Module):
 class Both:
     """The exchange of two ranks of one device, whose steps are made one after the other."""
 
+    weight_parts = None
+
     def __init__(self, partitions):
         self.partitions = partitions
 
