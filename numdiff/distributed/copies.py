@@ -35,6 +35,7 @@ from ..errors import NumdiffError
 from ..kernels.peer_pieces import peer_reduce_pieces, pieces_of
 from . import overlap
 
+GROUPS = 32  # of gradients, about
 PARTS = 4  # of a rank's weights
 EDGE = 64  # elements: parts end at multiples
 
@@ -66,7 +67,7 @@ class Copies(overlap.Overlap):
     """
 
     def __init__(self, exchange, parameters):
-        super().__init__(exchange, parameters)
+        super().__init__(exchange, parameters, GROUPS)
         self.gpu, self.rank, self.ranks = exchange.gpu, exchange.rank, len(exchange.gradients)
         self.others = [(self.rank + step) % self.ranks for step in range(1, self.ranks)]  # each begins with another one
         bounds = exchange.partition.bounds
@@ -80,7 +81,7 @@ class Copies(overlap.Overlap):
             self.arrived = [own if rank == self.rank else zeros(own.shape, np.float32, self.gpu)
                             for rank in range(self.ranks)]
             self.pieces = upload(pieces_of([(0, 0, 0, own.size)]), own)
-            self.weights_at = 2 * overlap.GROUPS  # the number of the first part's signals
+            self.weights_at = 2 * self.most  # the number of the first part's signals
             signals = zeros((self.weights_at + PARTS) * self.ranks, np.int32, self.gpu)
         synchronize(self.gpu)  # they are zero before anybody may write to them
         return signals

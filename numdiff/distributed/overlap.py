@@ -71,11 +71,11 @@ def rows_of(spans, bounds):
         for start, stop in joined(spans, low, high)]
 
 
-def groups_of(parameters, touched, rank, ranks, bounds):
-    """[`Group`] in the order in which they are complete; touched: for each record, in the order of playing back, the
-    parameters that it adds to; bounds: of the ranks' parts of the update, or None."""
+def groups_of(parameters, touched, rank, ranks, bounds, most):
+    """[`Group`] in the order in which they are complete, `most` or one more; touched: for each record, in the order of
+    playing back, the parameters that it adds to; bounds: of the ranks' parts of the update, or None."""
     last, groups, members, size = last_records(touched), [], [], 0
-    wanted = parameters.total / GROUPS
+    wanted = parameters.total / most
     spans = sorted(parameters.spans().values(), key=lambda span: (last.get(id(span[0]), NEVER), span[1]))
     for span, after in zip(spans, [*spans[1:], None], strict=True):
         ready = last.get(id(span[0]), NEVER)
@@ -100,10 +100,10 @@ def plan(like, size):
 
 
 class Overlap:
-    """Watcher (buckets.py) of a backward pass, for a `PeerExchange`."""
+    """Watcher (buckets.py) of a backward pass, for a `PeerExchange`. most: groups, about."""
 
-    def __init__(self, exchange, parameters):
-        self.exchange, self.parameters = exchange, parameters
+    def __init__(self, exchange, parameters, most=None):
+        self.exchange, self.parameters, self.most = exchange, parameters, most or GROUPS
         self.groups = {}  # length of a tape -> [Group]; all are kept, as a captured step reads their tables
         self.current, self.left = None, 0  # the groups of this step, once it has begun, and how many of them have left
 
@@ -111,7 +111,7 @@ class Overlap:
         if len(records) not in self.groups:
             exchange, touched = self.exchange, [parameters_of(record.backward) for record in reversed(records)]
             self.groups[len(records)] = groups_of(self.parameters, touched, exchange.rank, len(exchange.gradients),
-                                                  exchange.partition and exchange.partition.bounds)
+                                                  exchange.partition and exchange.partition.bounds, self.most)
         self.current, self.left = self.groups[len(records)], 0
 
     def played(self, number):

@@ -34,7 +34,7 @@ from numdiff.dtypes import HALVES
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels.peer_pieces import peer_copy_pieces_reference
 from numdiff.kernels.quantise import PARTIALS
-from numdiff.nn import AdamW, Linear, Module, UNet
+from numdiff.nn import AdamW, DiT, Linear, Module, UNet
 from numdiff.nn import partition as partition_module
 from numdiff.nn.model import Model
 from numdiff.nn.module import FlatParameters
@@ -947,7 +947,8 @@ def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind,
         alone.append((model.parameters.grad.copy(), loss[0]))
     monkeypatch.setattr(overlap, "BLOCKS", 4)
     monkeypatch.setattr(Model, "exchange_beside", how)
-    monkeypatch.setattr(UNet, "exchange_beside", how)
+    for model_class in UNet, DiT:
+        monkeypatch.setattr(model_class, "exchange_beside", how)
 
     def noted(function):
         def launcher(buffers, own, table, *, blocks=None):
@@ -1090,7 +1091,7 @@ def test_groups_leave_out_what_is_complete_late():
     parameters = FlatParameters(Layers())
     first, late, last = (parameters.parameters[f"{name}.weight"] for name in ("first", "second", "third"))
     biases = [parameters.parameters[f"{name}.bias"] for name in ("first", "second", "third")]
-    groups = overlap.groups_of(parameters, [[last, biases[2]], [first, biases[0], biases[1]], [late]], 0, 2, None)
+    groups = overlap.groups_of(parameters, [[last, biases[2]], [first, biases[0], biases[1]], [late]], 0, 2, None, 16)
     assert [group.ready for group in groups] == [0, 1, 2]
     assert [set(map(id, group.parameters)) for group in groups] == [
         {id(last), id(biases[2])}, {id(first), id(biases[0]), id(biases[1])}, {id(late)}]
@@ -1100,7 +1101,7 @@ def test_groups_leave_out_what_is_complete_late():
     assert groups[0].complete
     last.stale = True  # its operation was left out
     assert not groups[0].complete
-    parts = overlap.groups_of(parameters, [[last, first, late, *biases]], 1, 2, [0, 192, 384])
+    parts = overlap.groups_of(parameters, [[last, first, late, *biases]], 1, 2, [0, 192, 384], 16)
     assert parts[0].own.tolist() == [[1, 192, 192, 192]] and parts[0].others.tolist() == [[0, 0, 0, 192]]
 
 

@@ -100,7 +100,7 @@ def stack_columns(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]], coun
     of its columns are there, so before those of the runs before it. The bits are those of all at once.
     Frozen layers, and columns that `gate_adaln` does not take, come all at once.
     """
-    if not (trains(layers[0][0]) and K.gate_adaln_supports(x.data, len(layers[0][1].data) // count)):
+    if len(runs) == 1 or not (trains(layers[0][0]) and K.gate_adaln_supports(x.data, len(layers[0][1].data) // count)):
         yield columns(linear_stack(x, layers), count * len(layers))
         return
     saved, weights = x.data, [weight.like(x.data) for weight, _ in layers]  # `backward` must not keep the parameters

@@ -37,6 +37,19 @@ def test_gradients_meet(engine, rng, dtype, blocks):
 
 
 @on()
+def test_gradients_of_neighbours(engine, rng):
+    """…stay for those of all."""
+    parts = Co.columns_forward(engine(np.zeros((2, 24)), np.float32), 3)
+    given = rng.standard_normal((2, 2, 24)).astype(np.float32)
+    places, sums = [part.sums.place(part, 2)[1] for part in parts], parts[0].sums
+    sums.partial, want = engine(given), given.astype(np.float64).sum(1)
+    engine.check(Co.columns_backward(places[1:]), want[:, 8:], 1e-6)
+    engine.check(Co.columns_backward([None, places[1]]), np.concatenate((np.zeros((2, 8)), want[:, 8:16]), 1), 1e-6)
+    engine.check(Co.columns_backward(places), want, 1e-6)
+    assert sums.partial is None
+
+
+@on()
 def test_more_parts_than_a_mask_has_bits(engine, rng):
     parts = Co.columns_forward(engine(np.zeros((2, 280)), np.float32), 70)
     given = rng.standard_normal((2, 1, 280)).astype(np.float32)
