@@ -23,7 +23,7 @@ from ..errors import NumdiffError, UsageError
 from ..files import atomic_file
 from ..kernels.conv2d.hopper import convolution as conv2d_hopper
 from ..kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
-from ..kernels.matmul import launcher
+from ..kernels.matmul import choice as matmul_choice
 from ..kernels.tuning import card_file, ignored, key_of, read_table, table_of
 from ..training.compiling import compile_ahead
 from .kernels import Array, Measured, for_each, microseconds_in_turns, record_calls
@@ -75,7 +75,7 @@ class MatmulTiles:
             return None
         M, K = a.shape[::-1] if given["transpose_a"] else a.shape
         N = b.shape[0] if given["transpose_b"] else b.shape[1]
-        if not launcher.by_eight((), (a.shape[1], b.shape[1], N)):
+        if not matmul_choice.by_eight((), (a.shape[1], b.shape[1], N)):
             return None  # not for rung 6
         out, out_dtype = given["out"], given["out_dtype"]
         return M, N, K, np.dtype(out_dtype or (a if out is None else out).dtype) == np.float32
@@ -83,20 +83,20 @@ class MatmulTiles:
     @staticmethod
     def candidates(shape, multiprocessors):
         M, _, K, split = shape
-        slices = [n for n in SPLITS if n == 1 or split and K // n >= launcher.HALF_SLICE]
-        pairs = range(1 + (launcher.pairs_fit(M) and not split))
-        return [[*tile, n, paired] for tile, n, paired in itertools.product(launcher.HALF_TILES[6], slices, pairs)]
+        slices = [n for n in SPLITS if n == 1 or split and K // n >= matmul_choice.HALF_SLICE]
+        pairs = range(1 + (matmul_choice.pairs_fit(M) and not split))
+        return [[*tile, n, paired] for tile, n, paired in itertools.product(matmul_choice.HALF_TILES[6], slices, pairs)]
 
     @staticmethod
     def estimated(shape, multiprocessors):
-        tile, slices, _ = launcher.choose_half(6, 1, *shape, multiprocessors)
-        return [*tile, slices, int(launcher.PAIRS and launcher.pairs_fit(shape[0]))]
+        tile, slices, _ = matmul_choice.choose_half(6, 1, *shape, multiprocessors)
+        return [*tile, slices, int(matmul_choice.PAIRS and matmul_choice.pairs_fit(shape[0]))]
 
     @staticmethod
     @contextlib.contextmanager
     def forced(choice):
-        with (replaced(launcher, "choose_half", lambda *_: (tuple(choice[:2]), choice[2], 0.0)),
-              replaced(launcher, "PAIRS", bool(choice[3]))):
+        with (replaced(matmul_choice, "choose_half", lambda *_: (tuple(choice[:2]), choice[2], 0.0)),
+              replaced(matmul_choice, "PAIRS", bool(choice[3]))):
             yield
 
 

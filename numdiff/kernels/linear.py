@@ -11,13 +11,13 @@ MATHEMATICS
     The last layer of a ConvNeXt block gives z = x·wᵀ + bias and residual + scale ∘ z.
 SHAPES
     x (..., K) and y (..., N), their leading axes taken together as rows; weight (N, K); bias (N,) or None
-    x may be a Pair (concat.py), and then dx is one: matmul/hopper.py reads and writes the two arrays; for other kernels
+    x may be a Pair (concat.py), and then dx is one: matmul/pair.py reads and writes the two arrays; for other kernels
     they are joined
     all float32; or x, y, weight, dx, dy float16 or bfloat16 and bias, dweight, dbias float32, every sum in float32
 VERSIONS
     those of matmul/: this file only says which operand is which. The bias is added where the matmul writes its
     result, so it costs no pass of its own; dbias, the sums of dyᵀ's rows, is made by the product dyᵀ·x where its kernel
-    can (matmul/hopper.py), else by reduce.py.
+    can (matmul/hopper/row_sums.py), else by reduce.py.
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     linear_forward, 64×256×768, 2304×768, float16

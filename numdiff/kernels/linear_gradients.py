@@ -23,7 +23,7 @@ COST
     2 · R · (N_p + K_p) + 4 · N_p · K_p bytes a layer, 4 · N_p · K_p more to add; 2 · R · N_p · K_p FLOPs. Roof:
     arithmetic.
 SOURCE
-    the chain rule; for the schedule, matmul/group_schedule.py.
+    the chain rule; for the schedule, matmul/hopper/group_schedule.py.
 READ NEXT
     matmul/hopper_fp8.py, the same kernel on 8-bit floats.
 """
@@ -35,7 +35,7 @@ from ..device.requires import supports
 from ..dtypes import is_half
 from .linear import linear_backward_reference
 from .matmul import group
-from .matmul.launcher import by_eight, choose_half
+from .matmul.choice import by_eight, choose_half
 from .versions import capped
 
 MOST = group.PRODUCTS  # layers of a launch

@@ -26,7 +26,8 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels import conv2d_forward, matmul_forward, second_pass, tuning
 from numdiff.kernels.conv2d.hopper import convolution as conv2d_hopper
 from numdiff.kernels.conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
-from numdiff.kernels.matmul import hopper, launcher
+from numdiff.kernels.matmul import choice as matmul_choice
+from numdiff.kernels.matmul.hopper import launcher as hopper_launcher
 from tests.conftest import exhaustive
 
 from .test_profile import small_unet
@@ -51,7 +52,7 @@ class Measured:
         return [{}]
 
     def job(self, function, sets, version):
-        chosen = launcher.choose_half(6, 1, 768, 768, 16384, True, 132)
+        chosen = matmul_choice.choose_half(6, 1, 768, 768, 16384, True, 132)
         return chosen[0][1] + 10 * chosen[1]
 
 
@@ -65,7 +66,7 @@ def test_a_faster_choice_is_found_and_used(folder, monkeypatch):
     monkeypatch.setattr(tune_module, "microseconds_in_turns", lambda jobs, rounds: jobs)
     lines = []
     found = tune_problems(problems([products(768, 768, 16384)] * 2), Measured(), lines.append)
-    narrowest = min(tile[1] for tile in launcher.HALF_TILES[6])
+    narrowest = min(tile[1] for tile in matmul_choice.HALF_TILES[6])
     assert found == {"matmul v6": {"768 768 16384 1": [128, narrowest, 1, 0]}} and len(lines) == 1
     write_table(tuning.card_file("NVIDIA Test 1"), "NVIDIA Test 1", found)
     assert tuning.tuned(Measured.backend, "matmul v6", 768, 768, 16384, True) == (128, narrowest, 1, 0)
@@ -93,8 +94,8 @@ def test_choices_can_be_forced():
     estimated = ConvolutionTiles.estimated(shape, 132)
     assert estimated in ConvolutionTiles.candidates(shape, 132)
     with MatmulTiles.forced([128, 64, 3, 1]):
-        assert launcher.choose_half(6, 1, 8, 8, 8, True, 132)[:2] == ((128, 64), 3)
-        assert launcher.PAIRS
+        assert matmul_choice.choose_half(6, 1, 8, 8, 8, True, 132)[:2] == ((128, 64), 3)
+        assert matmul_choice.PAIRS
     assert MatmulTiles.estimated((8192, 1152, 384, False), 132) in MatmulTiles.candidates((8192, 1152, 384, False), 132)
 
 
@@ -135,7 +136,7 @@ def test_kernels_are_planned_without_running():
     assert sum(len(choices_of(table, shape, 132)) for table, _, shape in found) > 10 * len(planned)
     names = {key.name for key in planned}
     assert {f"conv2d_forward_kernel_v6_{128 * sub}x{bn}_1" for bn, sub in conv2d_hopper.VARIANTS} <= names
-    assert {f"gemm_hopper_{tile[1]}_tn_float" for tile in launcher.HALF_TILES[6]} <= names
+    assert {f"gemm_hopper_{tile[1]}_tn_float" for tile in matmul_choice.HALF_TILES[6]} <= names
     assert any(name.endswith("_half_pair") for name in names)
     assert any(name.startswith("conv2d_weight_gradient_3x3_kernel_v6") for name in names)
     assert {key[:2] for key in planned} <= set(kernels_by_name())
@@ -238,7 +239,7 @@ def test_checked_in_tables():
     """Every table names tiles that exist."""
     for path in tuning.FOLDER.glob("*.json"):
         choices = json.loads(path.read_text())["choices"]
-        assert all(tuple(c[:2]) in launcher.HALF_TILES[6] for c in choices.get("matmul v6", {}).values())
+        assert all(tuple(c[:2]) in matmul_choice.HALF_TILES[6] for c in choices.get("matmul v6", {}).values())
         assert all(tuple(c[:2]) in conv2d_hopper.VARIANTS for kind in ("conv2d v6", "conv2d_input_gradient v6")
                    for c in choices.get(kind, {}).values())
 
@@ -249,7 +250,7 @@ def test_launchers_ask_the_table_first(folder, monkeypatch):
     write_table(tuning.card_file(gpu.device_name), gpu.device_name, {
         "matmul v6": {"24 16 200 1": [128, 192, 2]}, "conv2d v6": {"1 8 8 8 16 3": [64, 1, 1]}})
     launched = []
-    monkeypatch.setattr(hopper, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__))
+    monkeypatch.setattr(hopper_launcher, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__))
     monkeypatch.setattr(second_pass, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__))
     monkeypatch.setattr(conv2d_hopper, "launch", lambda kernel, *_, **__: launched.append(kernel.py_func.__name__))
     a, b = (upload(np.zeros(shape, np.float16), gpu) for shape in ((200, 24), (200, 16)))
@@ -267,7 +268,7 @@ def launches(monkeypatch, gpu):
     def record(kernel, grid, block, *given, **_):
         launched.append((kernel.py_func.__name__, grid, [n for n in given if type(n) is int]))
 
-    for module in (hopper, conv2d_hopper, conv2d_hopper_gradient_3x3):
+    for module in (hopper_launcher, conv2d_hopper, conv2d_hopper_gradient_3x3):
         monkeypatch.setattr(module, "launch", record)
     a, b, x, y, weight = (upload(np.zeros(shape, np.float16), gpu) for shape in (
         (200, 24), (200, 16), (1, 8, 8, 8), (1, 8, 8, 16), (16, 3, 3, 8)))

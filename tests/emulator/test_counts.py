@@ -71,7 +71,7 @@ from numdiff.kernels.matmul import (
     matmul_pair_forward,
     matmul_pair_gradient,
 )
-from numdiff.kernels.matmul.launcher import matmul_pair_forward_cost, matmul_pair_gradient_cost
+from numdiff.kernels.matmul.pair import matmul_pair_forward_cost, matmul_pair_gradient_cost
 from numdiff.kernels.optimizer import ema, grad_norm, power_ema, step_state, telemetry, zero_ranges
 from numdiff.kernels.optimizer.adamw import adamw_update, adamw_update_cost
 from numdiff.kernels.reduce import column_sum, column_sum_cost

@@ -25,14 +25,16 @@ from numdiff.device import download, get_gpu, upload, zeros
 from numdiff.kernels import matmul_forward, tuning
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
 from numdiff.kernels.matmul import (
-    hopper,
-    launcher,
+    choice,
     matmul_gelu_backward,
     matmul_gelu_forward,
     matmul_swiglu_backward,
     matmul_swiglu_forward,
     mma,
 )
+from numdiff.kernels.matmul.hopper import kernel as hopper
+from numdiff.kernels.matmul.hopper import layout
+from numdiff.kernels.matmul.hopper.launcher import launch_hopper
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 
 ROWS = 64 * 256  # tokens of DiT-B/2 at batch 64
@@ -65,26 +67,26 @@ POOL = 2**23 - 9  # random numbers, repeated: no multiple of a row
 @contextlib.contextmanager
 def only(pairs):
     """Within the context blocks of rung 6 work alone ("no"), in pairs ("yes"), or as the card's table says ("auto")."""
-    before = launcher.PAIRS
-    launcher.PAIRS = pairs == "yes"
+    before = choice.PAIRS
+    choice.PAIRS = pairs == "yes"
     try:
         with contextlib.nullcontext() if pairs == "auto" else tuning.ignored():
             yield
     finally:
-        launcher.PAIRS = before
+        choice.PAIRS = before
 
 
 def kernel_of(case, version, multiprocessors):
     """(kernel, what identifies it, the launcher's estimate in µs, tile, slices, whether by pairs of blocks)."""
     M, N, K, transpose_a, transpose_b, dtype = CASES[case]
     half = dtype == np.float16
-    tile, slices, ns = launcher.choose_half(version, 1, M, N, K, not half, multiprocessors)
-    paired = version == 6 and launcher.PAIRS and launcher.pairs_fit(M)
+    tile, slices, ns = choice.choose_half(version, 1, M, N, K, not half, multiprocessors)
+    paired = version == 6 and choice.PAIRS and choice.pairs_fit(M)
     key = (tile[1] if version == 6 else tile, transpose_a, not transpose_b, half)
     kernel = (mma.KERNELS if version == 5 else hopper.PAIR_KERNELS if paired else hopper.KERNELS)[key]
     if case in ENDS and version == 6:
         name = ENDS[case][0]
-        key = min(width for width in hopper.ACTIVATIONS[name] if width >= tile[1]), name
+        key = min(width for width in layout.ACTIVATIONS[name] if width >= tile[1]), name
         kernel = (hopper.PAIR_ACTIVATION_KERNELS if paired else hopper.ACTIVATION_KERNELS)[key]
         tile = tile[0], key[0]
     return kernel, key, ns / 1e3, tile, slices, paired
@@ -92,11 +94,11 @@ def kernel_of(case, version, multiprocessors):
 
 def compile_kernel(version, key, paired):
     """In a process of its own: launch a kernel once on small matrices, so that it is found in the cache on disk."""
-    launcher.PAIRS, launcher.pairs_fit = paired, lambda *_: paired
+    choice.PAIRS, choice.pairs_fit = paired, lambda *_: paired
     gpu = get_gpu()
     a, b = (upload(np.ones((64, 64), np.float16), gpu) for _ in "ab")
     if len(key) == 2:
-        launcher.choose_half = lambda *_: ((hopper.BM, key[0]), 1, 0.0)
+        choice.choose_half = lambda *_: ((layout.BM, key[0]), 1, 0.0)
         (ours, exact), = (ends[1:] for ends in ENDS.values() if ends[0] == key[1])
         halves = 2 if "swiglu" in key[1] else 1
         rows = 64 * (halves if key[1] == "swiglu" else 1)
@@ -108,7 +110,7 @@ def compile_kernel(version, key, paired):
     c = zeros((64, 64), np.float16 if half else np.float32, gpu)
     arguments = 64, 64, 64, transpose_a, not across, None, None, 1.0, False, tile, 1
     if version == 6:
-        hopper.launch_hopper(a, b, c, *arguments, paired=paired)
+        launch_hopper(a, b, c, *arguments, paired=paired)
     else:
         mma.launch_mma(a, b, c, 1, *arguments)
     return float(download(c).min()), float(download(c).max())
@@ -221,11 +223,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-row-sums", action="store_true", help="weight gradients without the bias's")
     parser.add_argument("--pairs", default="auto", help="whether blocks work in pairs: no, yes or auto, or several")
-    parser.add_argument("--width", type=int, choices=sorted(hopper.STAGES), help="version 6 with tiles so wide")
+    parser.add_argument("--width", type=int, choices=sorted(layout.STAGES), help="version 6 with tiles so wide")
     options = parser.parse_args()
     if options.width:
-        fixed = {6: {tile: ns for tile, ns in launcher.HALF_TILES[6].items() if tile[1] == options.width}}
-        launcher.HALF_TILES |= fixed
+        fixed = {6: {tile: ns for tile, ns in choice.HALF_TILES[6].items() if tile[1] == options.width}}
+        choice.HALF_TILES |= fixed
     cases = [c for c in CASES if any(fnmatch.fnmatch(c, p) for p in options.only)]
     versions = [int(v) for v in options.versions.split(",")]
     start = time.perf_counter()

@@ -17,8 +17,8 @@ from numdiff.benchmark.replays import repeated
 from numdiff.device import download, get_gpu, upload, zeros
 from numdiff.kernels import linear_backward
 from numdiff.kernels.linear_gradients import linear_gradients_backward
-from numdiff.kernels.matmul import group, launcher
-from numdiff.kernels.matmul.group_schedule import count_parts, cut
+from numdiff.kernels.matmul import choice, group
+from numdiff.kernels.matmul.hopper.group_schedule import count_parts, cut
 from numdiff.kernels.second_pass import collected
 from tests.kernels.benchmark_half_matmul import POOL, graph, milliseconds
 
@@ -68,7 +68,7 @@ def measure(gpu, model, rounds, pool):
     graphs, texts = [], []
     multiprocessors = gpu.multiprocessors
     for which in (*((k,) for k in range(4)), tuple(range(4))):
-        chosen = [launcher.choose_half(6, 1, *sizes[k], tokens, True, multiprocessors) for k in which]
+        chosen = [choice.choose_half(6, 1, *sizes[k], tokens, True, multiprocessors) for k in which]
         graphs.append(graph(gpu, alone(which), CALLS))
         texts.append((f"{', '.join(('qkv', 'proj', 'fc1', 'fc2')[k] for k in which)} alone",
                       sum(ns for *_, ns in chosen) / 1e3, sum(sizes[k][0] * sizes[k][1] for k in which)))

@@ -3,7 +3,7 @@ import pytest
 
 from numdiff.kernels import linear as L
 from numdiff.kernels.elementwise import gelu_backward, gelu_forward
-from numdiff.kernels.matmul import launcher
+from numdiff.kernels.matmul import choice
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 from numdiff.nn import functional as F
 from numdiff.nn.tensor import Parameter, Tape, Tensor
@@ -87,7 +87,7 @@ def test_mlp(engine, rng, keeps, monkeypatch):
     if engine.name == "ptx":
         return  # compiled in tests/kernels/matmul/test_half.py
     if engine.name == "emulator":
-        monkeypatch.setattr(launcher, "choose_half", lambda *_: ((128, 64), 1, 0.0))
+        monkeypatch.setattr(choice, "choose_half", lambda *_: ((128, 64), 1, 0.0))
     x, dy, before = (rng.standard_normal((2, 5, n)).astype(np.float16) for n in (16, 8, 16))
     arrays = [rng.standard_normal(shape) / 4 for shape in ((24, 16), (24,), (8, 24), (8,))]
     parameters = []
@@ -123,7 +123,7 @@ def test_swiglu_mlp(engine, rng, monkeypatch):
     if engine.name == "ptx":
         return  # compiled in tests/kernels/matmul/test_half.py
     if engine.name == "emulator":
-        monkeypatch.setattr(launcher, "choose_half", lambda *_: ((128, 64), 1, 0.0))
+        monkeypatch.setattr(choice, "choose_half", lambda *_: ((128, 64), 1, 0.0))
     x, dy, before = (rng.standard_normal((2, 5, n)).astype(np.float16) for n in (16, 8, 16))
     arrays = [rng.standard_normal(shape) / 4 for shape in ((48, 16), (48,), (8, 24), (8,))]
     parameters = []

@@ -7,7 +7,7 @@ from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.limits import MULTIPROCESSORS
 from numdiff.kernels import linear_gradients as L
 from numdiff.kernels.matmul import group
-from numdiff.kernels.matmul.group_schedule import (
+from numdiff.kernels.matmul.hopper.group_schedule import (
     count_parts,
     cut,
     group_tile,

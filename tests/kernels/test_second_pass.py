@@ -136,7 +136,7 @@ def test_a_tape_collects_what_its_layers_leave(engine, rng, launched, monkeypatc
     """Two linear layers in float16, one of them used twice: as if each gradient had been complete at once."""
     if engine.name == "emulator":
         engine.backend = EmulatorDevice(checks=False, float64=False)  # other tests look at these kernels for faults
-    monkeypatch.setattr(launcher, "_half_tile", lambda backend, version, batch, M, N, K, can_split: (
+    monkeypatch.setattr(launcher, "half_tile", lambda backend, version, batch, M, N, K, can_split: (
         (128, 64), 2 if can_split else 1, False))
 
     def parameter(*shape):

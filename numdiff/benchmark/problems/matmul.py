@@ -3,7 +3,8 @@ import numpy as np
 
 from ...float8 import bits_of
 from ...kernels import matmul, quantise
-from ...kernels.matmul import first, hopper, hopper_fp8, levels, mma, naive, register_tiles, tf32, tiled, vectorised
+from ...kernels.matmul import first, hopper_fp8, levels, mma, naive, register_tiles, tf32, tiled, vectorised
+from ...kernels.matmul.hopper import kernel as hopper
 from ...kernels.matmul.levels import double_buffer, one_tile, persistent, producer_consumer, tma_store
 from ..kernels import Array
 from .problem import D, N, T, half, integers, single

@@ -8,7 +8,10 @@ from ..conv2d.hopper import convolution as conv2d_hopper
 from ..conv2d.hopper import weight_gradient as conv2d_hopper_gradient
 from ..conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from ..groupnorm.normalise import channel_statistics_reference
-from ..matmul import group, group_schedule, hopper, launcher, mma
+from ..matmul import choice, group, mma
+from ..matmul import symmetric as symmetric_products
+from ..matmul.hopper import group_schedule, kernel
+from ..matmul.hopper.layout import BK, BM
 from .case import HALF_TOLERANCE, TOLERANCE, Case
 
 
@@ -19,13 +22,13 @@ def halves(**shapes):
 
 def with_tile(tile, version, parts, function, pairs=False):
     """function() with this tile of version 5 or 6, the sum over K in `parts` parts, and blocks alone or in pairs."""
-    before = launcher.choose_half, launcher.PAIRS
-    launcher.choose_half = lambda *_: (tile if version == 5 else (hopper.BM, tile), parts, 0.0)
-    launcher.PAIRS = pairs
+    before = choice.choose_half, choice.PAIRS
+    choice.choose_half = lambda *_: (tile if version == 5 else (BM, tile), parts, 0.0)
+    choice.PAIRS = pairs
     try:
         return function()
     finally:
-        launcher.choose_half, launcher.PAIRS = before
+        choice.choose_half, choice.PAIRS = before
 
 
 def product_cases():
@@ -59,12 +62,12 @@ def product_cases():
     def symmetric(width, transpose_a, N, batch=1, K=64):
         """X·Xᵀ or XᵀX; 128 rows have blocks on, below and above the diagonal, 256 a second row of tiles."""
         def run(a, v):
-            choose = launcher.choose_symmetric
-            launcher.choose_symmetric = lambda *_: width
+            choose = symmetric_products.choose_symmetric
+            symmetric_products.choose_symmetric = lambda *_: width
             try:
                 return (matmul.matmul_symmetric(a.x, a.x, transpose_a, not transpose_a, 0.5, -1.5, a.residual),)
             finally:
-                launcher.choose_symmetric = choose
+                symmetric_products.choose_symmetric = choose
 
         def inputs(rng):
             x = rng.standard_normal((batch, K, N) if transpose_a else (batch, N, K))
@@ -124,14 +127,14 @@ def product_cases():
             name: rng.standard_normal(shape).astype(np.float32)
             for name, shape in (("bias", 8), ("dweight", (8, 72)), ("dbias", 8))}},
         pair, (None,), HALF_TOLERANCE, "and forward, float16, two arrays")
-    for key in hopper.ACTIVATION_KERNELS:
+    for key in kernel.ACTIVATION_KERNELS:
         yield gated(key[0]) if key[1] == "gate" else activation(*key)
-    for key in hopper.PAIR_ACTIVATION_KERNELS:  # tiles below each other, of which the second is hardly there
+    for key in kernel.PAIR_ACTIVATION_KERNELS:  # tiles below each other, of which the second is hardly there
         yield activation(*key, pairs=True)
-    for key in hopper.PAIR_KERNELS:
+    for key in kernel.PAIR_KERNELS:
         yield product(key, 6, 1, M=136, pairs=True)
-    yield product((256, False, False, True), 6, 1, M=264, K=4 * hopper.BK + 8, pairs=True)  # stages are used again
-    for tile, transpose_a, across in hopper.BATCH_KERNELS:
+    yield product((256, False, False, True), 6, 1, M=264, K=4 * BK + 8, pairs=True)  # stages are used again
+    for tile, transpose_a, across in kernel.BATCH_KERNELS:
         def run(a, v, tile=tile, transposes=(transpose_a, not across)):
             return (with_tile(tile, 6, 1, lambda: matmul.matmul_forward(
                 a.a, a.b, *transposes, residual=a.residual, version=v)),)
@@ -139,14 +142,14 @@ def product_cases():
         yield Case("matmul", halves(a=(2, 64, 128) if transpose_a else (2, 128, 64), b=(2, 64, 8) if across else (
             2, 8, 64), residual=(2, 128, 8)), run, (6,), HALF_TOLERANCE,
             f"float16, a batch, {'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}, tile {tile}")
-    for width, transpose_a, _ in hopper.SYMMETRIC_KERNELS:
+    for width, transpose_a, _ in kernel.SYMMETRIC_KERNELS:
         yield symmetric(width, transpose_a, *((256, 1) if transpose_a else (128, 2)) if width == 128 else (128, 1))
     yield symmetric(None, False, 24, K=8)
-    for module, version in ((mma, 5), (hopper, 6)):
-        for key in module.KERNELS:
+    for kernels, version in ((mma.KERNELS, 5), (kernel.KERNELS, 6)):
+        for key in kernels:
             yield product(key, version, 1)
         # K of two slices, of version 5's with more steps than stages, and of nine
-        narrowest, two, nine = list(module.KERNELS)[-1][0], 72 if version == 6 else 200, 8 * module.BK + 8
+        narrowest, two, nine = list(kernels)[-1][0], *((72, 8 * BK + 8) if version == 6 else (200, 8 * mma.BK + 8))
         yield product((narrowest, False, False, False), version, 2, K=two)
         yield product((narrowest, False, False, False), version, *((2, 8, 8, two) if version == 6 else (
             9, 8, 8, nine)), alpha=0.5)
@@ -191,7 +194,7 @@ def gradient_cases():
     def gradients(width, blocks, rows, sizes, accumulate):
         names = [(f"dy_{i}", f"x_{i}", f"dweight_{i}", f"dbias_{i}") for i in range(len(sizes))]
         tiles = sum(m * n for m, n in group.tiles_of(sizes, width))
-        made = group_schedule.cut(tiles, -(-rows // hopper.BK), blocks)
+        made = group_schedule.cut(tiles, -(-rows // BK), blocks)
 
         def run(a, v):
             layers = [[getattr(a, name) for name in given] for given in names]
@@ -211,8 +214,8 @@ def gradient_cases():
         return Case("linear_gradients", inputs, run, (None,), TOLERANCE,
                     f"float16, {tiles} tiles of 128×{width} on {blocks} blocks{', written' * (not accumulate)}")
 
-    yield gradients(128, 5, 4 * hopper.BK + 8, [(136, 72), (8, 72)], True)
-    yield gradients(192, 2, 2 * hopper.BK, [(8, 200), (8, 8)], False)
+    yield gradients(128, 5, 4 * BK + 8, [(136, 72), (8, 72)], True)
+    yield gradients(192, 2, 2 * BK, [(8, 200), (8, 8)], False)
     yield gradients(256, 4, 72, [(8, 8), (136, 8), (16, 8)], True)
 
 

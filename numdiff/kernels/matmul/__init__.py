@@ -10,18 +10,16 @@
     split_k.py          a long sum shared by many blocks
     mma.py              v5 mma: float16 on the tensor cores of sm_80 and later: mma.sync, ldmatrix, cp.async
     tf32.py             v5 tf32: float32 on the same units, rounded to tf32 on the way, where the device's switch is on
-    levels/                 the Hopper ladder: one idea a level, on the way to v6
-    hopper.py           v6 hopper: float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply
-    epilogues.py            what becomes of its accumulators: bias, residual, GELU, sums of rows
-    fp8_epilogues.py        GELU and its derivative as E4M3, for the next product
-    fast_gelu.py            GELU in few instructions
-    swiglu_epilogues.py     SwiGLU and its backward at the end of the products beside it
-    symmetric_epilogue.py   results that are symmetric: half of the tiles, each stored twice
+    levels/             the Hopper ladder: one idea a level, on the way to v6
+    hopper/             v6 hopper: float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply; its epilogues
     stack.py                weights at equal distances in memory, as one matrix
-    group_schedule.py       the tiles of several products with the same K, shared among all blocks
     group.py                the gradients of several weights in one launch
     hopper_fp8.py           the same kernel on E4M3, floats of 8 bits: the top rung
-    launcher.py             which of them runs
+    choice.py           which tile, and how many slices of K, by estimated times
+    launcher.py         which rung runs: what everything above calls
+    activations.py          products with GELU, SwiGLU, a gate or a layer's scale in the same kernel
+    pair.py                 products of two arrays that are read as one
+    symmetric.py            products whose results are symmetric
 
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
@@ -39,7 +37,16 @@ SOURCE
     the tiling by levels of memory: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS
     34 (2008), section 4; on GPUs: Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008.
 """
-from .epilogues import Gated
+from .activations import (
+    gelu_supports,
+    matmul_gate_forward,
+    matmul_gelu_backward,
+    matmul_gelu_forward,
+    matmul_layer_scale_forward,
+    matmul_swiglu_backward,
+    matmul_swiglu_forward,
+)
+from .hopper.layout import Gated
 from .hopper_fp8 import (
     fp8_supports,
     matmul_fp8_forward,
@@ -53,25 +60,11 @@ from .hopper_fp8 import (
     matmul_fp8_swiglu_forward,
     matmul_fp8_swiglu_forward_cost,
 )
-from .launcher import (
-    gelu_supports,
-    matmul_backward,
-    matmul_forward,
-    matmul_gate_forward,
-    matmul_gelu_backward,
-    matmul_gelu_forward,
-    matmul_layer_scale_forward,
-    matmul_pair_backward,
-    matmul_pair_forward,
-    matmul_pair_gradient,
-    matmul_strided,
-    matmul_swiglu_backward,
-    matmul_swiglu_forward,
-    matmul_symmetric,
-    pair_supports,
-)
+from .launcher import matmul_backward, matmul_forward, matmul_strided
 from .operands import Matrices
+from .pair import matmul_pair_backward, matmul_pair_forward, matmul_pair_gradient, pair_supports
 from .reference import matmul_forward_cost, matmul_forward_reference
+from .symmetric import matmul_symmetric
 
 __all__ = ["Gated", "Matrices", "fp8_supports", "gelu_supports", "matmul_backward", "matmul_forward",
            "matmul_forward_cost", "matmul_forward_reference", "matmul_fp8_forward", "matmul_fp8_forward_cost",

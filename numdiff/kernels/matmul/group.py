@@ -1,4 +1,4 @@
-"""Part of hopper.py: the gradients of up to four weights in one launch.
+"""The gradients of up to four weights in one launch of Hopper's matmul, rung 6.
 
     C_p (M_p, N_p) = or += A_pᵀ · B_p        A_p (K, M_p), B_p (K, N_p), 16 bits; C_p float32
     row_sums_p (M_p,) += A_p summed over K
@@ -15,11 +15,11 @@ TILES THAT ARE CUT
     for the next launch. No block waits for another.
     The row sums, whose steps along K the tiles of a row share, are added up by another launch (../second_pass.py).
 DETERMINISM
-    as hopper.py and group_schedule.py: every order is fixed by the sizes and the number of multiprocessors, whichever
-    block is the last.
+    as hopper/kernel.py and hopper/group_schedule.py: every order is fixed by the sizes and the number of
+    multiprocessors, whichever block is the last.
 SOURCE
-    as group_schedule.py; CUDA programming guide, "Memory Fence Functions", whose example is a last block that adds up
-    the others' sums.
+    as hopper/group_schedule.py; CUDA programming guide, "Memory Fence Functions", whose example is a last block that
+    adds up the others' sums.
 READ NEXT
     ../linear_gradients.py, which launches it.
 """
@@ -35,10 +35,12 @@ from ...device.limits import MULTIPROCESSORS
 from ...device.specialise import Variants
 from ...device.threads import kept
 from ..second_pass import Sum, add_parts
-from .epilogues import BK, BM
-from .group_schedule import NEVER, PRODUCTS, Group, count_parts, cut, longest
-from .hopper import THREADS, WRITE_ROW_SUMS, Arrays, Epilogue, Maps, kernel_for, map_of, shared_bytes
-from .launcher import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
+from .choice import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
+from .hopper.group_schedule import NEVER, PRODUCTS, Group, count_parts, cut, longest
+from .hopper.kernel import kernel_for
+from .hopper.launcher import map_of
+from .hopper.layout import BK, BM, THREADS, Arrays, Epilogue, Maps, shared_bytes
+from .hopper.row_sums import WRITE_ROW_SUMS
 from .mma import unused
 
 WIDTHS = 256, 192, 128  # of tiles
@@ -78,7 +80,7 @@ def choose(sizes, K, multiprocessors):
 
 
 def estimate(sizes, K, multiprocessors, width, made):
-    """The time of a launch in ns, by the model of launcher.py."""
+    """The time of a launch in ns, by the model of choice.py."""
     tiles, k_tiles = sum(rows * columns for rows, columns in tiles_of(sizes, width)), -(-K // BK)
     step, epilogue = HALF_TILES[6][BM, width]
     ns = HALF_START + -(-made.whole // multiprocessors) * (k_tiles * step + epilogue)

@@ -1,7 +1,7 @@
 """Matmul in E4M3, the top rung: Hopper's wgmma on floats of 8 bits, with twice float16's peak (sm_90a).
 
 MATHEMATICS
-    C = scale_a · scale_b · A·Bᵀ + bias + residual, or what hopper.py's epilogues make of the product: GELU, SwiGLU,
+    C = scale_a · scale_b · A·Bᵀ + bias + residual, or what hopper/'s epilogues make of the product: GELU, SwiGLU,
     their derivatives. A and B are E4M3 (numdiff/float8.py), each with a scale: A stands for scale_a · A.
 SHAPES
     a (M, K), b (N, K) uint8, the bits; scale_a, scale_b float32 (1,); bias (N,) float32; residual, results (M, N)
@@ -9,14 +9,14 @@ SHAPES
 WHAT IS NEW, AND WHY IT PAYS
     Half the bytes, twice the products: wgmma m64nNk32 adds up 32 of k in the time in which float16's adds up 16, and a
         row of 128 bytes is 128 of k. So a stage of the pipeline, its tensor maps, descriptors and barriers are those
-        of hopper.py, byte for byte: the kernels here are its text with two other constants, FP8 and PROMOTED.
+        of hopper/, byte for byte: the kernels here are its text with two other constants, FP8 and PROMOTED.
     Both operands along k: an 8-bit wgmma transposes nothing. So dx = dy·W needs a copy of Wᵀ (quantise/ writes
         both), and a weight's gradient, whose sum runs over rows, dyᵀ and xᵀ (quantise/both.py). Its sum is split
-        over blocks as hopper.py splits, in float32.
+        over blocks as hopper/work.py splits, in float32.
     PROMOTION: Hopper's tensor cores keep about 14 bits of a sum of E4M3 products, too few for a K of thousands. Every
         128 of k, one stage, the accumulators start again from zero, and a float32 addition takes them into sums of
         full precision. The additions of one consumer run beside the products of the other.
-        `promoted=False` leaves the sum to the tensor cores, as in hopper.py.
+        `promoted=False` leaves the sum to the tensor cores, as in hopper/.
     SCALES lie on the device and are read by the kernel: the host knows none, so a training step can be replayed.
         They multiply the sums before the epilogue, which therefore is float16's.
 WHAT REMAINS
@@ -42,7 +42,7 @@ MEASURED
     matmul_fp8_gelu_backward, 16384×768, 3072×768, float32 (to E4M3)
         *        130 µs    1,273 GB/s   31 % of memory
 LAUNCH
-    as hopper.py: grid min(tiles, multiprocessors); 384 threads; its shared memory and registers
+    as hopper/kernel.py: grid min(tiles, multiprocessors); 384 threads; its shared memory and registers
 NEEDS
     sm_90a; K a multiple of 16, because TMA needs rows that are multiples of 16 bytes, N one of 8
 DETERMINISM
@@ -68,30 +68,22 @@ from ..any_batch import assumed
 from ..elementwise import gelu_backward, gelu_forward
 from ..quantise import quantise_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
-from .epilogues import BK, BM, BOX
-from .hopper import (
-    SWIGLU_WIDTHS,
-    THREADS,
-    Epilogue,
-    Maps,
-    Work,
-    kernel_for,
-    map_of_halves,
-    schedule,
-    shared_bytes,
-)
-from .launcher import choose_half
+from .choice import choose_half
+from .hopper.kernel import kernel_for
+from .hopper.launcher import map_of_halves
+from .hopper.layout import BK, BM, BOX, SWIGLU_WIDTHS, THREADS, Epilogue, Maps, Work, shared_bytes
+from .hopper.work import schedule
 from .mma import add_partials, unused
 from .reference import matmul_forward_cost
 
 STEP = 128  # of k in a stage: 128 bytes, the widest swizzle; and between two promotions
 WIDTHS = {True: (64, 128, 192), False: (64, 128, 192, 256)}  # of a tile, with and without promotion
 ACTIVATIONS = "", "gelu", "gelu_gradient", "swiglu", "swiglu_gradient"
-NS_OF_ROW, NS_OF_COLUMN = 2.08, 2.5  # as estimated in launcher.py: what a stage brings, an epilogue
+NS_OF_ROW, NS_OF_COLUMN = 2.08, 2.5  # as estimated in choice.py: what a stage brings, an epilogue
 
 
 class Fp8Arrays(NamedTuple):
-    """`Arrays` of hopper.py, with the scales of A and B, float32 (1,) each."""
+    """`Arrays` of hopper/layout.py, with the scales of A and B, float32 (1,) each."""
 
     c: object
     bias: object

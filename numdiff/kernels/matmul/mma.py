@@ -32,7 +32,7 @@ DETERMINISM
 SOURCE
     PTX ISA, sections 9.7.14.5 (mma, ldmatrix) and 9.7.9.25.3 (cp.async).
 READ NEXT
-    hopper.py, where TMA and instructions up to 128 times as large take over.
+    hopper/, where TMA and instructions up to 128 times as large take over.
 """
 import itertools
 from typing import NamedTuple
@@ -322,7 +322,7 @@ def unused(x):
 
 
 def launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, tile, slices):
-    """As `hopper.launch_hopper`, for `batch` matrices; several slices of K only for one of float32."""
+    """As `launch_hopper`, for `batch` matrices; several slices of K only for one of float32."""
     half = is_half(c.dtype)
     slice_length = -(-K // (slices * BK)) * BK
     slices = -(-K // slice_length)

@@ -15,7 +15,7 @@ DETERMINISM
 COST
     the partial results are written and read once: 8 · slices · M · N bytes.
 READ NEXT
-    launcher.py, which decides how many slices pay.
+    choice.py, which decides how many slices pay.
 """
 from ...device import cuda, float32
 from .operands import write_output

@@ -1,4 +1,4 @@
-"""Part of hopper.py: products with weights that lie at equal distances in memory, taken as one matrix.
+"""Products with weights that lie at equal distances in memory, taken as one matrix: Hopper's matmul, rung 6.
 
     forward    y (B, G·N) = x (B, K) · Wᵀ + bias        W (G·N, K): G weights (N, K), one below the other
     backward   dx (B, K) = dy (B, G·N) · W              the sum over all G·N in slices
@@ -9,7 +9,7 @@ reaches over a weight's end, as tiles divide N. A tile of dW, or of the bias, ad
 between weights to its place.
 
 DETERMINISM
-    as hopper.py; the slices of dx are added in their order.
+    as hopper/kernel.py; the slices of dx are added in their order.
 SOURCE
     PTX ISA, section 5.5.3, on tensor maps.
 READ NEXT
@@ -21,20 +21,11 @@ from ...device import DeviceArray, empty, launch
 from ...device.half import in_bfloat16
 from ...device.specialise import Variants
 from ...device.tensor_map import tensor_map
-from .epilogues import BK, BM, BOX
-from .hopper import (
-    ADD_ROW_SUMS,
-    THREADS,
-    Arrays,
-    Epilogue,
-    Maps,
-    Stack,
-    Work,
-    kernel_for,
-    map_of,
-    schedule,
-    shared_bytes,
-)
+from .hopper.kernel import kernel_for
+from .hopper.launcher import map_of
+from .hopper.layout import BK, BM, BOX, THREADS, Arrays, Epilogue, Maps, Stack, Work, shared_bytes
+from .hopper.row_sums import ADD_ROW_SUMS
+from .hopper.work import schedule
 from .mma import add_partials, unused
 
 FORWARD_WIDTHS, BACKWARD_WIDTHS = (256, 128), (192, 128, 64)  # of tiles, those that divide are taken, widest first

@@ -23,7 +23,7 @@ TILES IN SHARED MEMORY
     run along k is transposed on the way in, by four 4-byte stores; rows of tile + 4 elements put the 32 stores of a
     warp into 32 different banks.
 BLOCK TILES
-    128 × 128 for large products, 128 × 64 and 64 × 64 where the result is small or N is 64: see launcher.py. A block
+    128 × 128 for large products, 128 × 64 and 64 × 64 where the result is small or N is 64: see choice.py. A block
     has one thread for every 64 outputs: 256, 128 or 64.
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice

@@ -24,7 +24,7 @@ COST
 SOURCE
     Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
 READ NEXT
-    matmul/epilogues.py: where Hopper's kernels run both matmuls, GELU is part of them, and this file's kernels do not
+    matmul/activations.py: where Hopper's kernels run both matmuls, GELU is part of them, and this file's kernels do not
     run (`mlp` in numdiff/nn/functional/feed_forward.py); numdiff/nn/dit.py, where the block is put together.
 """
 import numpy as np

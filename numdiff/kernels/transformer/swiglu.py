@@ -26,7 +26,7 @@ COST
 SOURCE
     Shazeer 2020, arXiv:2002.05202, eq. 6.
 READ NEXT
-    gate_adaln/, four passes in one; matmul/swiglu_epilogues.py: where Hopper's kernels run the products on both
+    gate_adaln/, four passes in one; matmul/activations.py: where Hopper's kernels run the products on both
     sides, SwiGLU is part of them, and this file's kernels do not run.
 """
 import numpy as np

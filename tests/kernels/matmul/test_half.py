@@ -17,7 +17,10 @@ from numdiff.kernels.linear import (
     linear_swiglu_forward,
     linear_swiglu_supports,
 )
-from numdiff.kernels.matmul import hopper, launcher, mma, symmetric_epilogue
+from numdiff.kernels.matmul import choice, launcher, mma, symmetric
+from numdiff.kernels.matmul.hopper import launcher as hopper_launcher
+from numdiff.kernels.matmul.hopper import layout, symmetric_epilogue
+from numdiff.kernels.matmul.hopper.work import schedule
 from numdiff.kernels.transformer.columns import Columns, Sums
 from numdiff.kernels.transformer.gate import gate_forward
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
@@ -46,7 +49,7 @@ def product(a, b, transposes=(False, True)):
 
 
 def choose(monkeypatch, tile, slices=1):
-    monkeypatch.setattr(launcher, "choose_half", lambda *_: (tile, slices, 0.0))
+    monkeypatch.setattr(choice, "choose_half", lambda *_: (tile, slices, 0.0))
 
 
 def small_tiles(monkeypatch, version):
@@ -84,7 +87,7 @@ def test_float16(engine, rng, monkeypatch, shape, version, transposes):
     engine.check(got, product(a, b, transposes), TOLERANCE)
 
 
-@pytest.mark.parametrize("tile", [*mma.TILES, *((hopper.BM, n) for n in hopper.STAGES)], ids=str)
+@pytest.mark.parametrize("tile", [*mma.TILES, *((layout.BM, n) for n in layout.STAGES)], ids=str)
 @pytest.mark.parametrize("half", [True, False], ids=["half", "float"])
 @KERNELS
 @quick(lambda engine, half, tile: engine != "emulator" or half and tile[1] == 64)
@@ -103,7 +106,7 @@ def test_every_tile(engine, rng, monkeypatch, tile, half):
 
 
 def in_pairs(monkeypatch, pairs):
-    monkeypatch.setattr(launcher, "PAIRS", pairs)
+    monkeypatch.setattr(choice, "PAIRS", pairs)
 
 
 @pytest.mark.parametrize("transpose_b", [True, *exhaustively(False)])
@@ -114,7 +117,7 @@ def test_pairs_of_blocks(engine, rng, monkeypatch, transpose_b):
     """Blocks that share their tiles of B give the bits of blocks alone; the second has few rows."""
     (M, N, K), transposes = (136, 136, 72), (False, transpose_b)
     a, b = operands(rng, M, N, K, transposes)
-    choose(monkeypatch, (hopper.BM, 192))  # more steps than stages, of the widest tile, are in `numdiff kernels check`
+    choose(monkeypatch, (layout.BM, 192))  # more steps than stages, of the widest tile, are in `numdiff kernels check`
     results = []
     for pairs in (False, True):
         in_pairs(monkeypatch, pairs)
@@ -253,7 +256,7 @@ def test_extents_that_do_not_come_in_eights(engine, rng, shape, out):
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-@pytest.mark.parametrize("width", [None, *hopper.STAGES])
+@pytest.mark.parametrize("width", [None, *layout.STAGES])
 @QUICK
 @where(lambda engine, width, blocks: engine != "cpu" or (width, blocks) == (None, 1))
 @where(lambda engine, width, blocks: engine != "emulator" or (width, blocks) == (128, 1))
@@ -265,7 +268,7 @@ def test_gelu(engine, rng, monkeypatch, width, blocks):
     than 64 rows high.
     """
     if width is not None:
-        choose(monkeypatch, (hopper.BM, width))
+        choose(monkeypatch, (layout.BM, width))
         monkeypatch.setattr(engine.backend, "multiprocessors", blocks, raising=False)
     M, N, K = (72, 136, 72) if engine.name in ("cpu", "emulator") else (712, 1096, 328)
     x, weight, bias = halves(rng, M, K), halves(rng, N, K), rng.standard_normal(N)
@@ -301,7 +304,7 @@ def test_gelu(engine, rng, monkeypatch, width, blocks):
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-@pytest.mark.parametrize("width", [None, *hopper.STAGES])
+@pytest.mark.parametrize("width", [None, *layout.STAGES])
 @QUICK
 @where(lambda engine, width, blocks: engine != "cpu" or (width, blocks) == (None, 1))
 @where(lambda engine, width, blocks: engine != "emulator" or (width, blocks) == (128, 1))
@@ -309,7 +312,7 @@ def test_gelu(engine, rng, monkeypatch, width, blocks):
 def test_swiglu(engine, rng, monkeypatch, width, blocks):
     """u and SwiGLU(u) from one product; its backward from another. The halves end within a tile."""
     if width is not None:
-        choose(monkeypatch, (hopper.BM, width))
+        choose(monkeypatch, (layout.BM, width))
         monkeypatch.setattr(engine.backend, "multiprocessors", blocks, raising=False)
     M, H, K = (72, 136, 72) if engine.name in ("cpu", "emulator") else (712, 1096, 328)
     x, w12, w3, b12 = halves(rng, M, K), halves(rng, 2 * H, K), halves(rng, K, H), rng.standard_normal(2 * H)
@@ -336,7 +339,7 @@ def test_swiglu(engine, rng, monkeypatch, width, blocks):
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-@pytest.mark.parametrize("width", [None, *hopper.STAGES])
+@pytest.mark.parametrize("width", [None, *layout.STAGES])
 @QUICK
 @where(lambda engine, width, blocks: engine != "cpu" or (width, blocks) == (None, 1))
 @where(lambda engine, width, blocks: engine != "emulator" or (width, blocks) == (64, 1))
@@ -344,7 +347,7 @@ def test_swiglu(engine, rng, monkeypatch, width, blocks):
 def test_gate(engine, rng, monkeypatch, width, blocks):
     """residual + gate · (x·weightᵀ + bias) with the bits of three steps; the gate is a part of a wider array."""
     if width is not None:
-        choose(monkeypatch, (hopper.BM, width))
+        choose(monkeypatch, (layout.BM, width))
         monkeypatch.setattr(engine.backend, "multiprocessors", blocks, raising=False)
     B, T, N, K = (3, 16, 72, 8) if engine.name == "emulator" else (3, 240, 1096, 328)
     x, weight, bias = halves(rng, B, T, K), halves(rng, N, K), rng.standard_normal(N)
@@ -400,7 +403,7 @@ def test_persistent_blocks(engine, rng, monkeypatch):
 @pytest.mark.parametrize("grid", [(1, 1), (5, 3), (16, 4), (37, 7)])
 def test_every_tile_has_one_place(grid):
     """The grouped order of tiles visits each once."""
-    places = {hopper.tile_place.py_func(t, *grid) for t in range(grid[0] * grid[1])}
+    places = {layout.tile_place.py_func(t, *grid) for t in range(grid[0] * grid[1])}
     assert places == {(m, n) for m in range(grid[0]) for n in range(grid[1])}
 
 
@@ -426,7 +429,7 @@ def test_linear(engine, rng, rows):
 
 
 @pytest.mark.parametrize("seam", [64, 128, 40])
-@pytest.mark.parametrize("width", [None, *hopper.STAGES])
+@pytest.mark.parametrize("width", [None, *layout.STAGES])
 @QUICK
 @where(lambda engine, width: engine != "cpu" or width is None)
 @where(lambda engine, width, seam: engine != "emulator" or (width, seam) in (
@@ -440,7 +443,7 @@ def test_a_layer_of_two_arrays(engine, rng, monkeypatch, width, seam):
     """
     rows, N, K = ((2, 7), 40, seam + 24) if engine.name == "emulator" else ((3, 431), 264, seam + 136)
     if width is not None:
-        monkeypatch.setattr(launcher, "choose_half", lambda *given: ((hopper.BM, width), 1 + given[5], 0.0))
+        monkeypatch.setattr(choice, "choose_half", lambda *given: ((layout.BM, width), 1 + given[5], 0.0))
         if engine.name == "emulator":
             monkeypatch.setattr(engine.backend, "multiprocessors", 2, raising=False)
     x, weight, dy, before = (halves(rng, *shape) for shape in ((*rows, K), (N, K), (*rows, N), (*rows, K)))
@@ -470,15 +473,15 @@ def test_a_layer_of_two_arrays(engine, rng, monkeypatch, width, seam):
     engine.check(dbias, start_b + flat.sum(0), 1e-5)
 
 
-@pytest.mark.parametrize("width", hopper.SYMMETRIC_WIDTHS)
+@pytest.mark.parametrize("width", layout.SYMMETRIC_WIDTHS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 6])
 def test_the_tiles_of_a_symmetric_result(rows, width):
     """Each that has a number on or below the diagonal, once."""
-    n = rows * hopper.BM
+    n = rows * layout.BM
     count = symmetric_epilogue.tiles_of(n, width)
     places = {symmetric_epilogue.symmetric_place.py_func(tile, width) for tile in range(count)}
     assert len(places) == count
-    assert places == {(i, j) for i in range(rows) for j in range(-(-n // width)) if j * width < (i + 1) * hopper.BM}
+    assert places == {(i, j) for i in range(rows) for j in range(-(-n // width)) if j * width < (i + 1) * layout.BM}
 
 
 @on("cpu", "cuda")
@@ -486,7 +489,7 @@ def test_the_tiles_of_a_symmetric_result(rows, width):
 @pytest.mark.parametrize("n, width", [(384, 256), (384, 128), (128, 256), (40, 128)])
 def test_a_symmetric_result(engine, rng, monkeypatch, n, width, transpose_a):
     """What lies in blocks below the diagonal lies above it with the same bits; so do two runs."""
-    monkeypatch.setattr(launcher, "choose_symmetric", lambda *_: width)
+    monkeypatch.setattr(symmetric, "choose_symmetric", lambda *_: width)
     x, residual = halves(rng, 3, *((64, n) if transpose_a else (n, 64))), halves(rng, 3, n, n)
     residual = residual + residual.swapaxes(1, 2)
     want = 0.25 * product(x, x, (transpose_a, not transpose_a)) + residual - 1.5 * np.eye(n)
@@ -497,7 +500,7 @@ def test_a_symmetric_result(engine, rng, monkeypatch, n, width, transpose_a):
         engine.check_equal(got, results[0])
     if engine.name == "cpu":  # NumPy's BLAS may add up the two halves in two orders
         return
-    got, block = download(results[0]), np.arange(n) // hopper.BOX
+    got, block = download(results[0]), np.arange(n) // layout.BOX
     np.testing.assert_array_equal(*(np.where(block[:, None] == block, 0, c) for c in (got, got.swapaxes(1, 2))))
 
 
@@ -523,7 +526,7 @@ def test_the_cpu_rounds_once(rng):
 @on("launch")
 def test_the_launcher_chooses(engine, rng, monkeypatch):
     launched = []
-    monkeypatch.setattr(hopper, "launch", lambda kernel, *a, **k: launched.append(6))
+    monkeypatch.setattr(hopper_launcher, "launch", lambda kernel, *a, **k: launched.append(6))
     monkeypatch.setattr(mma, "launch", lambda kernel, *a, **k: launched.append(5))
     monkeypatch.setattr(launcher, "launch", lambda kernel, *a, **k: launched.append(2))
     for capability, shape, batch, version in (((9, 0), (64, 64, 64), (), 6), ((9, 0), (64, 64, 64), (3,), 5),
@@ -542,7 +545,7 @@ def test_the_launcher_chooses(engine, rng, monkeypatch):
     (96, 4, 256, 132), (7, 1, 9, 132), (5, 7, 3, 33)])
 def test_a_schedule_covers_every_sum(tiles, slices, k_tiles, blocks):
     """What the blocks do, as the kernel walks through it: each step of each tile once, in about equal shares."""
-    steps, slices, alone = hopper.schedule(tiles, slices, k_tiles, blocks)
+    steps, slices, alone = schedule(tiles, slices, k_tiles, blocks)
     units = slices * tiles
     grid, seen, work = min(units, blocks), set(), []
     for block in range(grid):
@@ -562,11 +565,11 @@ def test_a_schedule_covers_every_sum(tiles, slices, k_tiles, blocks):
 
 def test_splits_fill_a_gpu():
     """A weight gradient's few tiles are split, a large product is not."""
-    tile, slices, _ = launcher.choose_half(6, 1, 768, 768, 16384, True, 132)
+    tile, slices, _ = choice.choose_half(6, 1, 768, 768, 16384, True, 132)
     tiles = -(-768 // tile[0]) * -(-768 // tile[1])
     assert slices > 1 and tiles * slices > 0.8 * 132
-    assert launcher.choose_half(6, 1, 8192, 8192, 8192, True, 132)[:2] == ((128, 256), 1)
-    assert launcher.choose_half(6, 1, 768, 768, 16384, False, 132)[1] == 1
+    assert choice.choose_half(6, 1, 8192, 8192, 8192, True, 132)[:2] == ((128, 256), 1)
+    assert choice.choose_half(6, 1, 768, 768, 16384, False, 132)[1] == 1
 
 
 @KERNELS

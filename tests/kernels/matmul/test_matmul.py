@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import matmul as P
-from numdiff.kernels.matmul import launcher, vectorised
+from numdiff.kernels.matmul import choice, launcher, vectorised
 from tests.conftest import large, numerical_gradient, quick, relative_error, shapes, unchecked, versions, where
 
 # (batch, M, N, K)
@@ -113,11 +113,11 @@ def test_split_k(engine, rng, monkeypatch, shape, version):
 
 
 def test_a_small_result_of_a_long_sum_is_split():
-    tile, slices = launcher.choose_tile(1, 64, 64, 131072, 132)
+    tile, slices = choice.choose_tile(1, 64, 64, 131072, 132)
     assert slices >= 64
-    assert launcher.choose_tile(1, 4096, 4096, 4096, 132) == ((128, 128), 1)
-    assert launcher.choose_tile(64, 64, 64, 4096, 132)[1] == 1  # the batch fills the GPU, and only one batch is summed
-    length = launcher.slice_of(131071, slices)
+    assert choice.choose_tile(1, 4096, 4096, 4096, 132) == ((128, 128), 1)
+    assert choice.choose_tile(64, 64, 64, 4096, 132)[1] == 1  # the batch fills the GPU, and only one batch is summed
+    length = choice.slice_of(131071, slices)
     assert (slices - 1) * length < 131071 <= slices * length
 
 

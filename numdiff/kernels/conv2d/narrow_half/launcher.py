@@ -23,7 +23,7 @@ COST
 SOURCE
     PTX ISA, section 9.7.14.5 (mma), whose fragments are written down in emulator/fragments.py.
 READ NEXT
-    ../../matmul/hopper.py, where tensor cores read their operands straight from shared memory.
+    ../../matmul/hopper/, where tensor cores read their operands straight from shared memory.
 """
 import numpy as np
 

@@ -8,7 +8,7 @@ WHY IT PAYS
     TMA writes rows of 128 bytes, where a warp of level 4 writes 16 bytes of eight rows each; no thread computes an
     address in C; and while TMA copies, the consumers go on.
 WHAT REMAINS
-    ../hopper.py adds other tiles, split K, transposed operands, edges, and bias, residual and GELU in the epilogue.
+    ../hopper/ adds other tiles, split K, transposed operands, edges, and bias, residual and GELU in the epilogue.
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     matmul_level_forward, 8192×8192, 8192×8192, float16
@@ -18,7 +18,7 @@ LAUNCH
 SOURCE
     PTX ISA, section 9.7.9.27 (cp.async.bulk.tensor).
 READ NEXT
-    ../hopper.py, the kernel that the models run.
+    ../hopper/, the kernel that the models run.
 """
 from ....device import cuda, launch, pipeline
 from ....device.mbarrier import bar_sync, smem_u32

@@ -1,4 +1,4 @@
-"""Part of hopper.py: several products with the same K in one launch: who multiplies which tile, over which steps.
+"""Several products with the same K in one launch of Hopper's matmul: who multiplies which tile, over which steps.
 
     C_p (M_p, N_p) = A_p · B_p over K, for up to four products p: the gradients of a transformer block's four weights,
     each of which by itself has too few tiles for all multiprocessors, or a few more than they take in one round
@@ -23,19 +23,19 @@ DETERMINISM
 SOURCE
     Osama et al. 2023, "Stream-K", arXiv:2301.03598, section 3 and, on whole tiles first, section 4.2.
 READ NEXT
-    group.py, which launches it.
+    parts.py; ../group.py, which launches it.
 """
 from typing import NamedTuple
 
-from ...device import cuda, int32, uint32
-from .epilogues import tile_place
+from ....device import cuda, int32, uint32
+from .layout import tile_place
 
 PRODUCTS = 4  # of one launch
 NEVER = 2**31 - 1  # the first tile of a product that does not exist
 
 
 class Group(NamedTuple):
-    """The products of a launch, and how their tiles are shared among the blocks; in place of hopper.py's `Work`.
+    """The products of a launch, and how their tiles are shared among the blocks; in place of `Work`.
 
     M, N, tiles_m, tiles_n: four numbers each, a product's size and its rows and columns of tiles; first: its first
     tile; sums: the element at which its row sums begin (four numbers each, too)

@@ -3,7 +3,7 @@
     forward     u = x·w12ᵀ + b12, of 2 · H columns;  h = silu(u1) · u2,  u1 = u[:, :H], u2 = u[:, H:]
     backward    dh = dy·w3, of H columns;            du1 = dh · u2 · silu'(u1),  du2 = dh · silu(u1)
 
-Where these products do not run, SwiGLU is a pass between two others: transformer/swiglu.py.
+Where these products do not run, SwiGLU is a pass between two others: ../../transformer/swiglu.py.
 
 FORWARD
     h needs columns j of both halves, H apart. A block's tile takes half of its columns from each: its tile of the
@@ -25,17 +25,18 @@ ARITHMETIC
 SOURCE
     Shazeer 2020, arXiv:2002.05202, eq. 6.
 READ NEXT
-    launcher.py, which asks for all this.
+    symmetric_epilogue.py; ../activations.py, which asks for all this.
 """
 import math
 
-from ...device import cuda, float32, int32, uint32
-from ...device.approximate import power_of_two, reciprocal, tanh_approximate
-from ...device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
-from ...device.pipeline import barrier_at
-from ...device.tensor_core import load_word, pack_half2, store_word, unpack_half2
-from ...device.tma import fence_proxy_async, tma_store_2d, tma_store_3d, tma_store_commit, tma_store_wait_read_1
-from .epilogues import BOX_BYTES, word_place
+from ....device import cuda, float32, int32, uint32
+from ....device.approximate import power_of_two, reciprocal, tanh_approximate
+from ....device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
+from ....device.pipeline import barrier_at
+from ....device.tensor_core import load_word, pack_half2, store_word, unpack_half2
+from ....device.tma import fence_proxy_async, tma_store_2d, tma_store_3d, tma_store_commit, tma_store_wait_read_1
+from .layout import BOX_BYTES
+from .staging import word_place
 
 LOG2_E = float32(math.log2(math.e))
 

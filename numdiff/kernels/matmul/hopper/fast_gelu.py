@@ -12,15 +12,18 @@ comes from an exponential and a reciprocal, both exact to 2⁻²², and 1 - s go
 y is x · s, one multiplication more: what the backward multiplies by instead of keeping y. It is nearer to GELU than the
 y of the forward, from which it differs by the error of tanh.approx, and by the rounding of x, which is read as stored.
 
-SOURCE  Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
+SOURCE
+    Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
+READ NEXT
+    gelu_epilogues.py
 """
 import math
 
 import numpy as np
 
-from ...device import cuda, float32
-from ...device.approximate import power_of_two, reciprocal, tanh_approximate
-from ..elementwise import GELU_CUBIC, GELU_SLOPE
+from ....device import cuda, float32
+from ....device.approximate import power_of_two, reciprocal, tanh_approximate
+from ...elementwise import GELU_CUBIC, GELU_SLOPE
 
 CUBE = np.float32(GELU_SLOPE * GELU_CUBIC)  # u = x · (GELU_SLOPE + CUBE · x²)
 SLOPE_2, CUBE_6 = np.float32(2 * GELU_SLOPE), np.float32(6 * CUBE)  # 2 du/dx = SLOPE_2 + CUBE_6 · x²

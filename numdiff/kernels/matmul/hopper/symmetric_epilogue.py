@@ -1,4 +1,4 @@
-"""Parts of hopper.py for products that are symmetric: half of the tiles, and each result stored twice.
+"""Products of Hopper's matmul that are symmetric: half of the tiles, and each result stored twice.
 
 WHICH: X·Xᵀ, A·A of a symmetric A, A·B of two that commute (polynomials of one matrix). Only tiles that reach the
     diagonal or lie below it are multiplied; of a matrix of 768 rows 12 of 18 where tiles have 256 columns, 21 of 36
@@ -11,15 +11,18 @@ EPILOGUE
 THE TRANSPOSE is made in registers: lanes 4 apart hold neighbouring rows of one pair of columns. Each gives the other
     the number that it lacks, and has two neighbours of a column then, which are a word of the transposed tile. The 32
     words of a warp fall into 32 different banks, as those of the tile itself.
+SOURCE
+    PTX ISA, section 9.7.9, shfl.sync.
 READ NEXT
-    launcher.py (`matmul_symmetric`).
+    fp8_epilogues.py; ../symmetric.py, which asks for all this.
 """
-from ...device import cuda, float32, int32, uint32
-from ...device.limits import FULL_MASK
-from ...device.mbarrier import bar_sync
-from ...device.tensor_core import load_word, pack_half2, store_word, unpack_half2
-from ...device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
-from .epilogues import BM, BOX_BYTES, word_place
+from ....device import cuda, float32, int32, uint32
+from ....device.limits import FULL_MASK
+from ....device.mbarrier import bar_sync
+from ....device.tensor_core import load_word, pack_half2, store_word, unpack_half2
+from ....device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
+from .layout import BM, BOX_BYTES
+from .staging import word_place
 
 
 def tiles_of(n, width):
@@ -101,12 +104,3 @@ def epilogue_symmetric(block, acc, place, staging, maps, residual, work, epilogu
                 tma_store_2d(base + uint32(staging.at + BOX_BYTES), maps.c, uint32(above),
                              uint32(matrix_row + column))
             tma_store_commit()
-
-
-@cuda.jit
-def add_diagonal_kernel(c, n, value):
-    """c (count, n, n): value is added where row == column; a thread for each, a row of blocks for each matrix."""
-    i = cuda.grid(1)
-    if i < n:
-        at = (cuda.blockIdx.y * n + i) * n + i
-        c[at] = c.dtype.type(float32(c[at]) + value)

@@ -1,9 +1,9 @@
-"""Epilogues of hopper_fp8.py whose result is what the next product of E4M3 reads: bytes, and their largest magnitude.
+"""Epilogues of ../hopper_fp8.py whose result the next product of E4M3 reads: bytes, and their largest magnitude.
 
 WHAT IS NEW, AND WHY IT PAYS
     Between the two layers of an MLP stands GELU(u), backward its derivative's product; both are only read by a product
-    of E4M3. Written as float16 and rounded by a pass of its own (quantise/) that is 2 + 3 bytes a number. Here the
-    epilogue rounds: 1 byte. On an H200 it takes 0.34 of DiT-B/2's 18.8 ms a step away.
+    of E4M3. Written as float16 and rounded by a pass of its own (../../quantise/) that is 2 + 3 bytes a number. Here
+    the epilogue rounds: 1 byte. On an H200 it takes 0.34 of DiT-B/2's 18.8 ms a step away.
     The bits are those of the two kernels: what is rounded to E4M3 has been rounded to float16 before, and the scale is
     that of earlier steps, so it is there before the tile is. What the next scale needs, the largest magnitude, each
     thread keeps over all its tiles; a warp's goes to memory once, by an integer maximum.
@@ -16,14 +16,14 @@ IN SHARED MEMORY the bytes of a warp's 16 rows are 1 KiB, rows of 64 bytes with 
 SOURCE
     PTX ISA, sections 9.7.9.21 (cvt) and 5.5.7 (swizzling modes).
 READ NEXT
-    hopper_fp8.py.
+    row_sums.py; ../hopper_fp8.py.
 """
-from ...device import cuda, float32, int32, uint32
-from ...device.float8 import larger_halves, pack_e4m3x4
-from ...device.limits import FULL_MASK
-from ...device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
-from ...device.pipeline import barrier_at
-from ...device.tensor_core import (
+from ....device import cuda, float32, int32, uint32
+from ....device.float8 import larger_halves, pack_e4m3x4
+from ....device.limits import FULL_MASK
+from ....device.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
+from ....device.pipeline import barrier_at
+from ....device.tensor_core import (
     float_of,
     high_halves,
     load_word,
@@ -33,10 +33,11 @@ from ...device.tensor_core import (
     unpack_half2,
     word_of,
 )
-from ...device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
-from ..quantise import MAGNITUDES, scaled
-from .epilogues import BOX_BYTES, WARP_BYTES, word_place
+from ....device.tma import fence_proxy_async, tma_store_2d, tma_store_commit, tma_store_wait_read_0
+from ...quantise import MAGNITUDES, scaled
 from .fast_gelu import fast_gelu, fast_gelu_gradient
+from .layout import BOX_BYTES, WARP_BYTES
+from .staging import word_place
 
 BYTES_OF_WARP = 1024  # 16 rows of 64
 

@@ -1,0 +1,152 @@
+"""Products in one kernel with what follows them in a transformer's block: GELU, SwiGLU, a gate, a layer's scale.
+
+    forward     (u, GELU(u)), u = x·Wᵀ + bias               (u, SwiGLU(u))
+                residual + gate · (x·Wᵀ + bias)             (z, residual + scale · z), z = x·Wᵀ + bias
+    backward    (dy·W) ∘ GELU'(u), and GELU(u) again        what SwiGLU's backward makes of dy·W
+
+Rung 6 has an epilogue for each (hopper/epilogues.py and its neighbours). Elsewhere the product is followed by a kernel
+of ../elementwise.py, ../transformer/swiglu.py or ../transformer/gate.py.
+
+SOURCE
+    ../elementwise.py, ../transformer/swiglu.py and ../transformer/gate.py, for the functions.
+READ NEXT
+    pair.py
+"""
+import numpy as np
+
+from ...device import empty, is_device
+from ...device.requires import supports
+from ...dtypes import is_half
+from ..any_batch import assumed
+from ..elementwise import gelu_backward, gelu_forward
+from ..transformer.gate import gate_forward
+from ..transformer.swiglu import swiglu_backward, swiglu_forward
+from ..versions import capped
+from .choice import by_eight, half_tile
+from .hopper.kernel import KERNELS
+from .hopper.launcher import launch_hopper
+from .hopper.layout import ACTIVATIONS
+from .launcher import matmul_forward
+
+
+def gelu_supports(x, *extents):
+    """True where rung 6 takes products of x, so that GELU and its derivative cost no pass of their own.
+
+    extents: of the matrices along the axes that are contiguous in one of them
+    """
+    return (is_device(x) and is_half(x.dtype) and supports(x, KERNELS) and capped("matmul", 6) == 6
+            and by_eight((x,), extents))
+
+
+def _launch_activation(a, b, c, N, transpose_b, activation, other=None, bias=None, keeps_u=True, residual=None,
+                       scale=None):
+    """N: columns of A·B, or of each of its halves."""
+    M, K = a.shape
+    (_, width), _, paired = half_tile(a.backend, 6, 1, assumed(M), 2 * N if activation == "swiglu" else N, K, False)
+    width = min(w for w in ACTIVATIONS[activation] if w >= width)
+    launch_hopper(a, b, c, M, N, K, False, transpose_b, bias, residual, 1.0, False, width, 1,
+                  activation=activation, other=other, keeps_u=keeps_u, scale=scale, paired=paired)
+
+
+# GELU -----------------------------------------------------------------------------------------------------------------
+
+def matmul_gelu_forward(a, b, bias, keeps_u=True):
+    """(u, GELU(u)) as new arrays, u = a (M, K) · b (N, K)ᵀ + bias (N,); in one kernel where `gelu_supports`.
+
+    keeps_u: False where no backward will ask for u, which is then None
+    """
+    (M, K), N = a.shape, b.shape[0]
+    if tuple(b.shape) != (N, K) or tuple(bias.shape) != (N,):
+        raise ValueError(f"a {a.shape} needs b (N, {K}) and bias (N,), not {b.shape} and {bias.shape}")
+    if not gelu_supports(a, K, N) or b.dtype != a.dtype or bias.dtype != np.float32 or not by_eight((b,), ()):
+        u = matmul_forward(a, b, transpose_b=True, bias=bias)
+        return u, gelu_forward(u)
+    y = empty((M, N), a.dtype, like=a)
+    u = empty((M, N), a.dtype, like=a) if keeps_u else None
+    _launch_activation(a, b, y if u is None else u, N, True, "gelu", y, bias, keeps_u)
+    return u, y
+
+
+def matmul_gelu_backward(a, b, u, again=False):
+    """(a (M, K) · b (K, N)) ∘ GELU'(u (M, N)) as a new array; in one kernel where `gelu_supports`.
+
+    again: give (that, GELU(u)), the second as a new array or in place of u, which nobody may read afterwards
+    """
+    (M, K), N = a.shape, b.shape[1]
+    if tuple(b.shape) != (K, N) or tuple(u.shape) != (M, N):
+        raise ValueError(f"a {a.shape} needs b ({K}, N) and u ({M}, N), not {b.shape} and {u.shape}")
+    if not gelu_supports(a, K, N) or b.dtype != a.dtype or u.dtype != a.dtype or not by_eight((b, u), ()):
+        du = gelu_backward(matmul_forward(a, b), u)
+        return (du, gelu_forward(u)) if again else du
+    c = empty((M, N), a.dtype, like=a)
+    _launch_activation(a, b, c, N, False, "gelu_again_gradient" if again else "gelu_gradient", u)
+    return (c, u) if again else c
+
+
+# SwiGLU ---------------------------------------------------------------------------------------------------------------
+
+def matmul_swiglu_forward(a, b, bias=None, keeps_u=True):
+    """(u, h) as new arrays: u = a (M, K) · b (2 · H, K)ᵀ + bias (2 · H,), h = silu(u[:, :H]) · u[:, H:].
+
+    One kernel where `gelu_supports` has K and H. keeps_u: False where no backward will ask for u, which is then None
+    """
+    (M, K), H = a.shape, len(b) // 2
+    if tuple(b.shape) != (2 * H, K) or bias is not None and tuple(bias.shape) != (2 * H,):
+        raise ValueError(f"a {a.shape} needs b (2 · H, {K}) and bias (2 · H,), not {b.shape} and "
+                         f"{None if bias is None else bias.shape}")
+    if not gelu_supports(a, K, H) or b.dtype != a.dtype or not by_eight((b,), ()):
+        u = matmul_forward(a, b, transpose_b=True, bias=bias)
+        return u, swiglu_forward(u)
+    h = empty((M, H), a.dtype, like=a)
+    u = empty((M, 2 * H), a.dtype, like=a) if keeps_u else None
+    _launch_activation(a, b, h if u is None else u, H, True, "swiglu", h, bias, keeps_u)
+    return u, h
+
+
+def matmul_swiglu_backward(a, b, u):
+    """du (M, 2 · H) as a new array: what SwiGLU's backward makes of dh = a (M, K) · b (K, H) and its input u like du.
+    One kernel where `gelu_supports` has K and H.
+    """
+    (M, K), H = a.shape, b.shape[1]
+    if tuple(b.shape) != (K, H) or tuple(u.shape) != (M, 2 * H):
+        raise ValueError(f"a {a.shape} needs b ({K}, H) and u ({M}, 2 · H), not {b.shape} and {u.shape}")
+    if not gelu_supports(a, K, H) or b.dtype != a.dtype or u.dtype != a.dtype or not by_eight((b, u), ()):
+        return swiglu_backward(matmul_forward(a, b), u)
+    du = empty((M, 2 * H), a.dtype, like=a)
+    _launch_activation(a, b, du, H, False, "swiglu_gradient", u)
+    return du
+
+
+# What is added to a residual ------------------------------------------------------------------------------------------
+
+def matmul_gate_forward(a, b, bias, residual, gated):
+    """residual (M, N) + gate · (a (M, K) · b (N, K)ᵀ + bias (N,)) as a new array (M, N), for a `Gated` like a.
+
+    Only where `gelu_supports` has K and N; the sum in brackets is rounded before it is gated.
+    """
+    (M, _), N = a.shape, b.shape[0]
+    if gated.tokens % 16 or M % gated.tokens or gated.first % 2 or gated.pitch % 2:
+        raise ValueError(f"{M} rows in images of {gated.tokens} must be whole images of a multiple of 16, and gates at "
+                         f"even places, not from {gated.first} on every {gated.pitch}; use gate_forward")
+    c = empty((M, N), a.dtype, like=a)
+    _launch_activation(a, b, c, N, True, "gate", residual, bias, residual=gated)
+    return c
+
+
+def matmul_layer_scale_forward(a, b, bias, scale, residual, keeps_z=True):
+    """(z, residual + scale (N,) · z) as new arrays, z = a (M, K) · b (N, K)ᵀ + bias (N,), residual (M, N); in one
+    kernel where `gelu_supports`.
+
+    keeps_z: False where no backward will ask for z, which is then None
+    """
+    (M, K), N = a.shape, b.shape[0]
+    if tuple(b.shape) != (N, K) or any(tuple(v.shape) != (N,) for v in (bias, scale)) or residual.shape != (M, N):
+        raise ValueError(f"a {a.shape} needs b (N, {K}), bias and scale (N,) and a residual ({M}, N), not {b.shape}, "
+                         f"{bias.shape}, {scale.shape} and {residual.shape}")
+    if not gelu_supports(a, K, N) or not (a.dtype == b.dtype == residual.dtype) or not by_eight((b, residual), ()):
+        z = matmul_forward(a, b, transpose_b=True, bias=bias)
+        return z, gate_forward(residual.reshape(1, M, N), z.reshape(1, M, N), scale.reshape(1, N)).reshape(M, N)
+    y = empty((M, N), a.dtype, like=a)
+    z = empty((M, N), a.dtype, like=a) if keeps_z else None
+    _launch_activation(a, b, y if z is None else z, N, True, "layer_scale", y, bias, keeps_z, residual, scale)
+    return z, y

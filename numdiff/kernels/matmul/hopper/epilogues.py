@@ -1,0 +1,190 @@
+"""Epilogues of Hopper's matmul: what becomes of the accumulators.
+
+AN EPILOGUE runs on the consumers while the tensor cores are idle. The products of a 128 × 256 tile take them about
+16,000 cycles for K = 768, so every thousand cycles of an epilogue cost 6 %, and it is kept short:
+
+    float16         alpha · accumulator + bias + residual; 16 words of two results are made in registers, then stored in
+                    a tile of shared memory, which TMA writes while the next is made (staging.py)
+    float32         pairs of lanes exchange halves, so that each writes 16 bytes of one row
+    gate            residual + gate · (accumulator + bias), the gate a row for each image: what stands between a DiT's
+                    branches, where nobody will ask for the branch itself. The residual arrives by `exchange`
+                    (exchange.py), and the gate in registers before the main loop
+    layer scale     z = accumulator + bias and residual + scale · z, two tiles at once
+
+    GELU, GELU'     gelu_epilogues.py; as E4M3, for a next product of 8 bits, fp8_epilogues.py
+    SwiGLU          swiglu_epilogues.py
+    symmetric       symmetric_epilogue.py
+
+FIRST ALL LOADS, then the arithmetic, last all stores: the compilers move no load past a store, and nothing would
+    overlap. What is beyond the edges is computed from the last row or columns that there are, and never written.
+
+SOURCE
+    kernel.py; PTX ISA, section 9.7.9.27 (cp.async.bulk.tensor).
+READ NEXT
+    exchange.py
+"""
+from ....device import cuda, int32, uint32
+from ....device.mbarrier import bar_sync, mbarrier_wait
+from ....device.pipeline import barrier_at
+from ....device.tensor_core import load_word, pack_half2, store_word, unpack_half2
+from ....device.tma import (
+    fence_proxy_async,
+    tma_store_2d,
+    tma_store_commit,
+    tma_store_wait_read_0,
+    tma_store_wait_read_1,
+)
+from ..mma import write_fragment
+from .layout import BOX_BYTES
+from .staging import return_words, word_place
+
+
+@cuda.jit(device=True, forceinline=True)
+def epilogue_half(block, turn, acc, place, staging, seam, maps, residual, work, epilogue):
+    """alpha · accumulator + bias + residual by way of a tile in shared memory; the next turn.
+
+    turn: counts the tiles, which use the two buffers alternately
+    seam: the result's columns from here on belong to the matrix of `maps.second`
+    """
+    first_row, first_column, thread_row, lane = place
+    M, N, tiles, base = work.M, work.N, staging.tiles, staging.base
+    column = int32(first_column + 64 * block)
+    if column < N and first_row < M:  # the same for the whole warpgroup
+        warpgroup = cuda.threadIdx.x // 128
+        elected = cuda.threadIdx.x % 128 == 0
+        words = cuda.local.array(16, "uint32")
+        if epilogue.has_residual:
+            for j in range(8):
+                n = min(int32(column + 8 * j + lane % 4 * 2), int32(N - 2))
+                for half in range(2):
+                    row = min(int32(first_row + thread_row + 8 * half), int32(M - 1))
+                    words[2 * j + half] = load_word(residual, row * N + n)
+        for j in range(8):
+            n = int32(staging.biases_at + 64 * block + 8 * j + lane % 4 * 2)
+            b0, b1 = staging.biases[n], staging.biases[n + 1]
+            for half in range(2):
+                i = 32 * block + 4 * j + 2 * half
+                v0, v1 = epilogue.alpha * acc[i] + b0, epilogue.alpha * acc[i + 1] + b1
+                if epilogue.has_residual:
+                    r0, r1 = unpack_half2(words[2 * j + half])
+                    v0, v1 = v0 + r0, v1 + r1
+                words[2 * j + half] = pack_half2(v0, v1)
+        if elected:
+            tma_store_wait_read_1()  # the tile that this buffer held two blocks ago has been read
+        bar_sync(uint32(warpgroup), uint32(128))
+        tile = int32(staging.at + (turn & 1) * BOX_BYTES)
+        for j in range(8):
+            for half in range(2):
+                store_word(tiles, word_place(tile, thread_row, lane, j, half), words[2 * j + half])
+        fence_proxy_async()
+        bar_sync(uint32(warpgroup), uint32(128))
+        if elected:
+            if column < seam:
+                tma_store_2d(base + uint32(tile), maps.c, uint32(column), uint32(first_row))
+            else:
+                tma_store_2d(base + uint32(tile), maps.second, uint32(column - seam), uint32(first_row))
+            tma_store_commit()
+        turn = int32(turn + 1)
+    return turn
+
+
+@cuda.jit(device=True, forceinline=True)
+def epilogue_float(block, acc, place, c, start, bias, work, epilogue):
+    """64 × 64 outputs of a warpgroup as float32, 16 bytes a lane; c from `start` on."""
+    first_row, first_column, thread_row, lane = place
+    column = int32(first_column + 64 * block)
+    if column < work.N and first_row < work.M:
+        for j in range(8):
+            i = 32 * block + 4 * j
+            write_fragment(c, start, acc[i], acc[i + 1], acc[i + 2], acc[i + 3], int32(first_row + thread_row),
+                           int32(column + 8 * j), lane, work, bias, epilogue)
+
+
+# A gate ---------------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def prefetch_gates(gates, groups, gated, place, work):
+    """A thread's gates of a tile, which arrive while it is multiplied: a word for each group of eight columns.
+
+    Its two rows, eight apart, are of one image, as images have a multiple of 16.
+    """
+    row = min(int32(place.first_row + place.thread_row), int32(work.M - 1))
+    at = int32(uint32(row) // uint32(gated.tokens)) * gated.pitch + gated.first
+    for j in range(groups):
+        gates[j] = load_word(gated.gate, at + min(int32(place.first_column + 8 * j + place.lane % 4 * 2),
+                                                  int32(work.N - 2)))
+
+
+@cuda.jit(device=True, forceinline=True)
+def epilogue_gate(block, turn, acc, gates, place, staging, work):
+    """residual + gate · (accumulator + bias), in the tile that holds the residual; the next turn.
+
+    The sum in brackets is rounded first, as it is where another kernel reads it, gates it and adds: the same bits.
+    """
+    first_row, first_column, thread_row, lane = place
+    tiles = staging.tiles
+    if int32(first_column + 64 * block) < work.N and first_row < work.M:
+        buffer = int32(turn & 1)
+        tile = int32(staging.at + buffer * BOX_BYTES)
+        mbarrier_wait(barrier_at(staging.loaded, buffer), uint32(turn >> 1 & 1))
+        words = cuda.local.array(16, "uint32")
+        for j in range(8):
+            for half in range(2):
+                words[2 * j + half] = load_word(tiles, word_place(tile, thread_row, lane, j, half))
+        for j in range(8):
+            n = int32(staging.biases_at + 64 * block + 8 * j + lane % 4 * 2)
+            b0, b1 = staging.biases[n], staging.biases[n + 1]
+            g0, g1 = unpack_half2(gates[8 * block + j])
+            for half in range(2):
+                i = 32 * block + 4 * j + 2 * half
+                h0, h1 = unpack_half2(pack_half2(acc[i] + b0, acc[i + 1] + b1))
+                r0, r1 = unpack_half2(words[2 * j + half])
+                words[2 * j + half] = pack_half2(r0 + g0 * h0, r1 + g1 * h1)
+        return return_words(words, turn, tile, place, staging)
+    return turn
+
+
+# A layer's scale ------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def epilogue_layer_scale(block, acc, place, staging, maps, residual, scale, work, keeps_z):
+    """z = accumulator + bias, if it is kept, and residual + scale · z, as `epilogue_gelu` writes its two."""
+    first_row, first_column, thread_row, lane = place
+    tiles, base = staging.tiles, staging.base
+    column = int32(first_column + 64 * block)
+    if column < work.N and first_row < work.M:
+        warpgroup = cuda.threadIdx.x // 128
+        elected = cuda.threadIdx.x % 128 == 0
+        words, scaled = cuda.local.array(16, "uint32"), cuda.local.array(16, "uint32")
+        for j in range(8):
+            n = min(int32(column + 8 * j + lane % 4 * 2), int32(work.N - 2))
+            for half in range(2):
+                row = min(int32(first_row + thread_row + 8 * half), int32(work.M - 1))
+                scaled[2 * j + half] = load_word(residual, row * work.N + n)
+        for j in range(8):
+            n = int32(staging.biases_at + 64 * block + 8 * j + lane % 4 * 2)
+            b0, b1 = staging.biases[n], staging.biases[n + 1]
+            n = min(int32(column + 8 * j + lane % 4 * 2), int32(work.N - 2))
+            s0, s1 = scale[uint32(n)], scale[uint32(n + 1)]
+            for half in range(2):
+                i = 32 * block + 4 * j + 2 * half
+                z0, z1 = acc[i] + b0, acc[i + 1] + b1
+                r0, r1 = unpack_half2(scaled[2 * j + half])
+                words[2 * j + half] = pack_half2(z0, z1)
+                scaled[2 * j + half] = pack_half2(r0 + s0 * z0, r1 + s1 * z1)
+        if elected:
+            tma_store_wait_read_0()
+        bar_sync(uint32(warpgroup), uint32(128))
+        for j in range(8):
+            for half in range(2):
+                at = word_place(staging.at, thread_row, lane, j, half)
+                if keeps_z:
+                    store_word(tiles, at, words[2 * j + half])
+                store_word(tiles, at + BOX_BYTES, scaled[2 * j + half])
+        fence_proxy_async()
+        bar_sync(uint32(warpgroup), uint32(128))
+        if elected:
+            if keeps_z:
+                tma_store_2d(base + uint32(staging.at), maps.c, uint32(column), uint32(first_row))
+            tma_store_2d(base + uint32(staging.at + BOX_BYTES), maps.d, uint32(column), uint32(first_row))
+            tma_store_commit()

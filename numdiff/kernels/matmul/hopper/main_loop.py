@@ -1,0 +1,106 @@
+"""The main loop of Hopper's matmul: a consumer's products of one tile, stage after stage.
+
+A stage is four wgmma of 16 along k (of E4M3, 32), in one group. While a group runs the next stage is waited for and its
+group issued; then the stage before has been read, and the producer may fill it. So the tensor cores always have a group
+to go on with.
+
+`promoted_loop` is for E4M3, of whose sums the tensor cores keep too few bits (../hopper_fp8.py).
+
+SOURCE
+    PTX ISA, section 9.7.15 (wgmma).
+READ NEXT
+    staging.py
+"""
+import numpy as np
+
+from ....device import cuda, float32, int32, uint32
+from ....device.cluster import cluster_address, cluster_rank, mbarrier_arrive_cluster
+from ....device.pipeline import advance, barrier_at, consumer_release, consumer_wait, stage_at
+from ....device.specialise import Constant
+from ....device.wgmma import make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
+from .layout import A_BYTES, ACCUMULATORS, PAIRED, descriptor
+
+# from 16 of k to the next 16 in units of 16 bytes: 32 bytes along a row, or 16 rows
+A_STEP = Constant(lambda A_ALONG_M: np.uint64(128 if A_ALONG_M else 2))
+B_STEP = Constant(lambda B_ALONG_N: np.uint64(128 if B_ALONG_N else 2))
+wgmma = Constant(lambda BN, A_ALONG_M, B_ALONG_N, FP8: make_wgmma(BN, A_ALONG_M, B_ALONG_N, "e4m3" if FP8 else "f16"))
+wgmma_wait = Constant(lambda BN: make_wgmma_wait(BN, pin=False))
+
+
+@cuda.jit(device=True, forceinline=True)
+def release(ring, stage):
+    """A warpgroup has read a stage: both producers of a pair may fill it."""
+    consumer_release(ring, stage)
+    if PAIRED:
+        mbarrier_arrive_cluster(cluster_address(barrier_at(ring.empty, stage), cluster_rank() ^ uint32(1)))
+
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_rest(acc, a, b):
+    """acc += the products of a stage, except those of its first 16 of k; a, b: descriptors."""
+    wgmma(acc, a + A_STEP, b + B_STEP, int32(1))
+    wgmma(acc, a + A_STEP + A_STEP, b + B_STEP + B_STEP, int32(1))
+    wgmma(acc, a + A_STEP + A_STEP + A_STEP, b + B_STEP + B_STEP + B_STEP, int32(1))
+
+
+@cuda.jit(device=True, forceinline=True)
+def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
+    """acc = the products of `steps` stages; returns the ring's stage and parity after them.
+
+    The first stage overwrites the accumulators; it stands before the loop so that ptxas sees it. A stage is released
+    when the products of the next are under way.
+    """
+    consumer_wait(ring, stage, parity)
+    address = stage_at(ring, stage)
+    a, b = descriptor(address + a_offset), descriptor(address + uint32(A_BYTES))
+    wgmma_fence()
+    wgmma(acc, a, b, int32(0))
+    multiply_rest(acc, a, b)
+    wgmma_commit()
+    previous = stage
+    stage, parity = advance(ring, stage, parity)
+    step = int32(1)
+    while step < steps:
+        consumer_wait(ring, stage, parity)
+        address = stage_at(ring, stage)
+        a, b = descriptor(address + a_offset), descriptor(address + uint32(A_BYTES))
+        wgmma_fence()
+        wgmma(acc, a, b, int32(1))
+        multiply_rest(acc, a, b)
+        wgmma_commit()
+        wgmma_wait_1()
+        if elected:
+            release(ring, previous)
+        previous = stage
+        stage, parity = advance(ring, stage, parity)
+        step = int32(step + 1)
+    wgmma_wait(acc)
+    if elected:
+        release(ring, previous)
+    return stage, parity
+
+
+@cuda.jit(device=True, forceinline=True)
+def promoted_loop(sums, ring, stage, parity, steps, a_offset, elected):
+    """As `main_loop`, with each stage's products in accumulators of their own, which float32 additions then add to
+    `sums`: the tensor cores keep fewer bits of a sum. Meanwhile they multiply for the other consumer."""
+    acc = cuda.local.array(ACCUMULATORS, "float32")
+    for i in range(ACCUMULATORS):
+        sums[i] = float32(0)
+    step = int32(0)
+    while step < steps:
+        consumer_wait(ring, stage, parity)
+        address = stage_at(ring, stage)
+        a, b = descriptor(address + a_offset), descriptor(address + uint32(A_BYTES))
+        wgmma_fence()
+        wgmma(acc, a, b, int32(0))
+        multiply_rest(acc, a, b)
+        wgmma_commit()
+        wgmma_wait(acc)
+        if elected:
+            release(ring, stage)
+        for i in range(ACCUMULATORS):
+            sums[i] += acc[i]
+        stage, parity = advance(ring, stage, parity)
+        step = int32(step + 1)
+    return stage, parity

@@ -1,0 +1,58 @@
+"""Tiles that are cut along K in one launch: a consumer leaves its part, and the one that comes last adds up all.
+
+A warpgroup stores its part in the order of its registers, and counts it. Whoever counts the last one adds up the parts,
+in their order: no second launch, and no block waits for another (../group.py tells why the fences are there).
+
+SOURCE
+    group_schedule.py; ../group.py.
+READ NEXT
+    launcher.py
+"""
+from ....device import cuda, float32, int32, load4, store4, uint32
+from ....device.eight import fence
+from ....device.limits import WARPGROUP
+from ....device.mbarrier import bar_sync
+from .group_schedule import parts_of
+from .layout import ACCUMULATORS, BM, BN
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_part(acc, parts, at):
+    """acc += a warpgroup's part of a tile, of which this thread's numbers begin at `at`: all loads may be under way."""
+    for i in range(ACCUMULATORS // 4):
+        v0, v1, v2, v3 = load4(parts, at + 4 * WARPGROUP * i)
+        acc[4 * i] += v0
+        acc[4 * i + 1] += v1
+        acc[4 * i + 2] += v2
+        acc[4 * i + 3] += v3
+
+
+@cuda.jit(device=True, forceinline=True)
+def join_parts(acc, tile, consumer, parts, counters, staging, group):
+    """Leave a warpgroup's part of a tile that was cut, and count it; whether it is the last one, which then has the
+    sum of all parts in its accumulators, added up in their order."""
+    thread, barrier = int32(cuda.threadIdx.x % WARPGROUP), uint32(consumer + 1)
+    number, count = int32(tile.number - group.whole), parts_of(tile.number, group)
+    size = int32(BM * BN // 2)  # of a warpgroup's part
+    first = int32((2 * number + consumer) * group.parts * size + 4 * thread)
+    at = int32(first + tile.part * size)
+    for i in range(ACCUMULATORS // 4):
+        store4(parts, at + 4 * WARPGROUP * i, acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3])
+    bar_sync(barrier, uint32(WARPGROUP))
+    if thread == 0:
+        fence()  # a warpgroup that sees this count also sees what this one has written
+        before = cuda.atomic.inc(counters, int32(2 * number + consumer), uint32(count - 1))
+        fence()  # nothing that is read from here on is older than the count
+        staging.biases[staging.biases_at] = float32(1) if int32(before) == count - 1 else float32(0)
+    bar_sync(barrier, uint32(WARPGROUP))
+    last = staging.biases[staging.biases_at] == float32(1)
+    if last:
+        part, step = int32(1 - tile.part), int32(2)
+        if count > 2:  # of two the sum is the same in either order
+            for i in range(ACCUMULATORS):
+                acc[i] = float32(0)
+            part, step = int32(0), int32(1)
+        while part < count:
+            add_part(acc, parts, int32(first + part * size))
+            part = int32(part + step)
+    return last

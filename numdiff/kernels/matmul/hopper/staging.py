@@ -1,0 +1,91 @@
+"""A thread's results of Hopper's matmul, and the shared memory through which they go on their way out.
+
+An epilogue works on 64 × 64 outputs of a warpgroup at a time: 32 accumulators a thread, which become 16 words of two
+float16. They are made in registers and stored in a tile of shared memory, 8 KiB, which TMA writes to memory. Each
+consumer has two such tiles, or two pairs, so that it fills one while TMA reads the other.
+
+Chunk j of row r of a tile lies at j ^ (r % 8), as TMA expects it: a warp's words fall into 32 different banks.
+
+The bias is in shared memory by the time it is needed: each thread loads two numbers of it before the main loop, and
+leaves them after it.
+
+SOURCE
+    PTX ISA, section 5.5.7 (swizzling modes).
+READ NEXT
+    epilogues.py
+"""
+from typing import NamedTuple
+
+from ....device import cuda, float32, int32, uint32
+from ....device.mbarrier import bar_sync, mbarrier_arrive
+from ....device.pipeline import barrier_at
+from ....device.tensor_core import store_word
+from ....device.tma import fence_proxy_async
+
+
+class Place(NamedTuple):
+    """Where a thread's outputs lie: its warpgroup's first row and column, its own first row within those 64, its
+    lane."""
+
+    first_row: int
+    first_column: int
+    thread_row: int
+    lane: int
+
+
+class Staging(NamedTuple):
+    """Shared memory of a warpgroup's epilogue. tiles: all bytes, base: their address; at: the first byte of its two
+    tiles; biases (float32): its own from biases_at on; loaded, ready: barriers of its tiles, see `exchange`."""
+
+    tiles: object
+    base: int
+    at: int
+    biases: object
+    biases_at: int
+    loaded: int
+    ready: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def word_place(tile, thread_row, lane, j, half):
+    """Byte in a tile of the columns 8 · j + 2 · (lane % 4) and the next, in the thread's row or the one 8 below."""
+    return int32(tile + thread_row * 128 + 1024 * half + ((j ^ (lane >> 2)) << 4) + lane % 4 * 4)
+
+
+@cuda.jit(device=True, forceinline=True)
+def return_words(words, turn, tile, place, staging):
+    """A thread's words, back in the tile that `exchange` brought and will store; the next turn."""
+    for j in range(8):
+        for half in range(2):
+            store_word(staging.tiles, word_place(tile, place.thread_row, place.lane, j, half), words[2 * j + half])
+    fence_proxy_async()
+    cuda.syncwarp()
+    if place.lane == 0:
+        mbarrier_arrive(barrier_at(staging.ready, turn & 1))
+    return int32(turn + 1)
+
+
+# The bias -------------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def prefetch_bias(BN, bias, first_column, N, has_bias):
+    """The two numbers of a tile's bias that this thread fetches for its warpgroup; zeros without a bias."""
+    b0 = b1 = float32(0)
+    n = int32(first_column + int32(cuda.threadIdx.x & 127))
+    if has_bias:
+        if n < N:
+            b0 = bias[n]
+        if BN > 128 and n + 128 < N:
+            b1 = bias[n + 128]
+    return b0, b1
+
+
+@cuda.jit(device=True, forceinline=True)
+def stage_bias(BN, staging, b0, b1):
+    """The tile's bias in shared memory, by a warpgroup, for all of it."""
+    thread = int32(cuda.threadIdx.x & 127)
+    if thread < BN:
+        staging.biases[staging.biases_at + thread] = b0
+    if thread + 128 < BN:
+        staging.biases[staging.biases_at + thread + 128] = b1
+    bar_sync(uint32(cuda.threadIdx.x // 128), uint32(128))

@@ -1,0 +1,73 @@
+"""Products of a layer whose x is two arrays, read side by side as one, without a copy.
+
+    y = x·Wᵀ + bias        dx = dy·W        dW += dyᵀ·x, dbias += the sums of dy's rows
+
+x and dx are a `Pair` (../concat.py), as where a UNet's decoder meets a skip. Rung 6 alone reads one (TWO MATRICES AS
+ONE in hopper/producer.py); ../linear.py joins the arrays elsewhere.
+
+SOURCE
+    reference.py.
+READ NEXT
+    symmetric.py
+"""
+from ...device import empty, empty_like, is_device
+from ...device.requires import supports
+from ...dtypes import is_half
+from ..any_batch import assumed
+from ..concat import Pair
+from ..reduce import column_sum
+from ..versions import capped
+from .choice import by_eight, half_tile
+from .hopper.kernel import KERNELS
+from .hopper.launcher import launch_hopper
+from .hopper.layout import BOX
+from .reference import matmul_forward_cost
+
+
+def pair_supports(x, weight=None):
+    """True where rung 6 reads a `Pair` x (..., K), or writes one like it, as it is; with this weight (N, K)."""
+    a, b = x
+    return (is_device(a) and a.dtype == b.dtype and is_half(a.dtype) and a.shape[-1] % BOX == 0
+            and supports(a, KERNELS) and capped("matmul", 6) == 6
+            and by_eight((a, b, weight), (b.shape[-1], 8 if weight is None else len(weight)))
+            and (weight is None or weight.dtype == a.dtype))
+
+
+def _launch_pair(a, b, c, second, N, transpose_a, transpose_b, bias=None, row_sums=None):
+    a, b, c, second = (x.reshape(-1, x.shape[-1]) for x in (a, b, c, second))
+    M, K = a.shape[::-1] if transpose_a else a.shape
+    K += second.shape[1] if transpose_b else 0
+    (_, width), slices, paired = half_tile(a.backend, 6, 1, assumed(M), N, K, transpose_a)
+    launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, None, 1.0, transpose_a, width, slices,
+                  row_sums, second=second, paired=paired)
+
+
+def matmul_pair_forward(x, weight, bias=None):
+    """x·weightᵀ + bias as a new array (..., N): x a `Pair` (..., K) that `pair_supports`, weight (N, K)."""
+    y = empty((*x.shape[:-1], len(weight)), weight.dtype, like=weight)
+    _launch_pair(x.a, weight, y, x.b, len(weight), False, True, bias=bias)
+    return y
+
+
+def matmul_pair_backward(dy, x, weight):
+    """dy (..., N)·weight (N, K) as a new `Pair` like x."""
+    dx = Pair(*map(empty_like, x))
+    _launch_pair(dy, weight, dx.a, dx.b, x.shape[-1], False, False)
+    return dx
+
+
+def matmul_pair_gradient(dy, x, dweight, dbias=None):
+    """dweight (N, K) += dyᵀ·x, dbias (N,) += the sums of dy's rows."""
+    if dbias is not None and dbias.offset % 16:
+        column_sum(dy, dbias)
+        dbias = None
+    _launch_pair(dy, x.a, dweight, x.b, x.shape[-1], True, False, row_sums=dbias)
+
+
+def matmul_pair_forward_cost(rows, N, K):
+    """As `matmul_forward_cost`; the two other products cost the same."""
+    return matmul_forward_cost(1, rows, N, K)
+
+
+def matmul_pair_gradient_cost(rows, N, K):
+    return matmul_forward_cost(1, rows, N, K)
