@@ -144,7 +144,7 @@ class Run:
         "Arithmetic: fp32 is all float32; tf32, on a GPU, rounds the operands of products to 10 mantissa bits, for "
         "tensor cores; fp16, on a GPU, has activations and products in float16 on tensor cores, and scales the loss; "
         "bf16 has them in bfloat16, and scales nothing; fp8, of a DiT on a Hopper GPU, is fp16 with the products of "
-        "the blocks' linear layers in E4M3, 8 bits; "
+        "the linear layers of all blocks but the first and the last in E4M3, 8 bits; "
         "auto: fp16 on a GPU of compute capability 8.0 or later, else "
         "fp32.", choices=TRAINING_PRECISIONS, resume=True, trainer=SAME)
     fp8_promotion: bool = setting(True,

@@ -101,12 +101,13 @@ class Model(Module):
 
     def compute_in_float8(self, promoted: bool = True) -> None:
         """From now on, while a tape records, compute the products of the blocks' linear layers, backward too, in
-        E4M3, all else in float16; NumPy computes it, too, slowly. See nn/float8.py.
+        E4M3, all else in float16; NumPy computes it, too, slowly. See nn/float8.py. The first block and the last stay
+        in float16, where there are more than two.
 
         promoted: add products up in float32 every 128 of k
         """
-        names = dict(self.named_parameters())
-        found = [name for block in self.blocks_within() for layer in self.float8_layers
+        names, blocks = dict(self.named_parameters()), [*self.blocks_within()]
+        found = [name for block in blocks[1:-1] or blocks for layer in self.float8_layers
                  if (name := f"{block.name}.{layer}.weight") in names]
         if not found:
             raise UsageError(f"--precision fp8 has kernels for the blocks of a DiT, and not for a {self.kind}: use "

@@ -327,10 +327,13 @@ class Trainer:
         return {name: self.optimizer.whole(array, False) for name, array in self.optimizer.averages().items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from `state()` of another trainer of the same model and settings; a `NumdiffError` for another."""
-        weights = self.model.parameters.data
+        """Continue from `state()` of another trainer of the same model and settings; a `NumdiffError` for another.
+        Scales of FP8 are left where they belong to other layers, those of a numdiff before this; a step finds them."""
+        weights, shapes = self.model.parameters.data, self.optimizer.shapes()
+        state = {name: array for name, array in state.items()
+                 if not name.startswith("fp8_") or name in shapes and array.shape == shapes[name][0]}
         for name, (shape, dtype) in {"parameters": (tuple(weights.shape), weights.dtype),
-                                     **self.optimizer.shapes()}.items():
+                                     **shapes}.items():
             if name in state and (state[name].shape != shape or state[name].dtype != dtype):
                 raise NumdiffError(f"the checkpoint's {name!r} is {state[name].dtype} {state[name].shape} and this "
                                    f"run's {dtype} {shape}; resume with the run's own options.")

@@ -70,6 +70,19 @@ def test_it_learns_as_float32_does():
     assert not plain.model.blocks[0].attn.qkv.weight.float8.promoted
 
 
+def test_the_first_block_and_the_last_stay_in_float16():
+    """…and a checkpoint of a numdiff that had them in FP8 is gone on from, with scales of its own."""
+    trainer = make(model={"depth": 4})
+    eight = [name.split(".")[1] for name, parameter in trainer.model.named_parameters() if parameter.float8 is not None]
+    assert eight == ["1"] * 4 + ["2"] * 4
+    assert np.isfinite(losses(trainer, 1)).all()
+    state = trainer.state()
+    state |= {name: np.concatenate([state[name]] * 2) for name in ("fp8_scale", "fp8_history")}
+    other = make(model={"depth": 4})
+    other.load_state(state)
+    assert np.isfinite(losses(other, 1)).all() and (other.state()["fp8_scale"][::2] != 1).all()  # of what goes in
+
+
 def test_another_precision_goes_on_from_it_and_the_other_way_round():
     eight, whole = make(), make(precision="fp32")
     losses(eight, 2)
