@@ -245,8 +245,7 @@ def initialise(machine, address, count):
         if memory.busy:
             machine.asynchronous.touched(memory, offset, 8, site, True)
         if machine.access.races:
-            for at in range(offset, offset + 8, 2):
-                machine.access.check_write(memory, at, 2, site)
+            machine.access.check_writes(memory, offset, 8, site, 2)
         memory.mark_written(offset, offset + 8)
     memory.barriers[offset] = Barrier(machine, memory, offset, count, site)
 
