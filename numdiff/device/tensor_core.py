@@ -372,7 +372,7 @@ def ldmatrix_x1(typingctx, address):
 
 @twin(ldmatrix_x1)
 def _ldmatrix_x1(machine, address):
-    return load_matrices(machine, address, 1, False, sys._getframe(2))
+    return load_matrices(machine, address, 1, False, sys._getframe(1))
 
 
 @intrinsic
@@ -383,7 +383,7 @@ def ldmatrix_x2(typingctx, address):
 
 @twin(ldmatrix_x2)
 def _ldmatrix_x2(machine, address):
-    return load_matrices(machine, address, 2, False, sys._getframe(2))
+    return load_matrices(machine, address, 2, False, sys._getframe(1))
 
 
 @intrinsic
@@ -398,7 +398,7 @@ def ldmatrix_x4(typingctx, address):
 
 @twin(ldmatrix_x4)
 def _ldmatrix_x4(machine, address):
-    return load_matrices(machine, address, 4, False, sys._getframe(2))
+    return load_matrices(machine, address, 4, False, sys._getframe(1))
 
 
 @intrinsic
@@ -409,7 +409,7 @@ def ldmatrix_x1_trans(typingctx, address):
 
 @twin(ldmatrix_x1_trans)
 def _ldmatrix_x1_trans(machine, address):
-    return load_matrices(machine, address, 1, True, sys._getframe(2))
+    return load_matrices(machine, address, 1, True, sys._getframe(1))
 
 
 @intrinsic
@@ -420,7 +420,7 @@ def ldmatrix_x2_trans(typingctx, address):
 
 @twin(ldmatrix_x2_trans)
 def _ldmatrix_x2_trans(machine, address):
-    return load_matrices(machine, address, 2, True, sys._getframe(2))
+    return load_matrices(machine, address, 2, True, sys._getframe(1))
 
 
 @intrinsic
@@ -431,7 +431,7 @@ def ldmatrix_x4_trans(typingctx, address):
 
 @twin(ldmatrix_x4_trans)
 def _ldmatrix_x4_trans(machine, address):
-    return load_matrices(machine, address, 4, True, sys._getframe(2))
+    return load_matrices(machine, address, 4, True, sys._getframe(1))
 
 
 # mma ------------------------------------------------------------------------------------------------------------------
@@ -480,7 +480,7 @@ def mma_m16n8k16(typingctx, a, b, c):
 
 @twin(mma_m16n8k16)
 def _mma_m16n8k16(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K16(machine, a, b, c, sys._getframe(2)))
+    return tuple(PRODUCT_M16N8K16(machine, a, b, c, sys._getframe(1)))
 
 
 @intrinsic
@@ -491,7 +491,7 @@ def mma_m16n8k16_into(typingctx, accumulators, first, a, b):
 
 @twin(mma_m16n8k16_into)
 def _mma_m16n8k16_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K16.into(machine, accumulators, first, a, b, sys._getframe(2))
+    PRODUCT_M16N8K16.into(machine, accumulators, first, a, b, sys._getframe(1))
 
 
 @intrinsic
@@ -502,7 +502,7 @@ def mma_m16n8k8(typingctx, a, b, c):
 
 @twin(mma_m16n8k8)
 def _mma_m16n8k8(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K8(machine, a, b, c, sys._getframe(2)))
+    return tuple(PRODUCT_M16N8K8(machine, a, b, c, sys._getframe(1)))
 
 
 @intrinsic
@@ -513,7 +513,7 @@ def mma_m16n8k8_into(typingctx, accumulators, first, a, b):
 
 @twin(mma_m16n8k8_into)
 def _mma_m16n8k8_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K8.into(machine, accumulators, first, a, b, sys._getframe(2))
+    PRODUCT_M16N8K8.into(machine, accumulators, first, a, b, sys._getframe(1))
 
 
 @intrinsic
@@ -524,7 +524,7 @@ def mma_m16n8k8_tf32(typingctx, a, b, c):
 
 @twin(mma_m16n8k8_tf32)
 def _mma_m16n8k8_tf32(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K8_TF32(machine, a, b, c, sys._getframe(2)))
+    return tuple(PRODUCT_M16N8K8_TF32(machine, a, b, c, sys._getframe(1)))
 
 
 @intrinsic
@@ -535,4 +535,4 @@ def mma_m16n8k8_tf32_into(typingctx, accumulators, first, a, b):
 
 @twin(mma_m16n8k8_tf32_into)
 def _mma_m16n8k8_tf32_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K8_TF32.into(machine, accumulators, first, a, b, sys._getframe(2))
+    PRODUCT_M16N8K8_TF32.into(machine, accumulators, first, a, b, sys._getframe(1))

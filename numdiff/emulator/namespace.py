@@ -115,13 +115,7 @@ class Resolver:
         return value
 
     def bind(self, function):
-        machine = self.machine
-        if "_getframe" not in function.__code__.co_names:
-            return functools.partial(function, machine)
-
-        def call(*arguments, **named):  # such a twin finds its kernel two frames up
-            return function(machine, *arguments, **named)
-        return call
+        return functools.partial(function, self.machine)  # no frame of its own: a twin finds its kernel one frame up
 
     def module(self, module):
         name = module.__name__

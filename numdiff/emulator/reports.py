@@ -10,10 +10,13 @@ class Reports:
 
     def site_here(self):
         """The site of the innermost kernel line that is running."""
-        frame = sys._getframe(1)
-        while frame is not None and "__emulated__" not in frame.f_globals:
+        frame = sys._getframe(2)  # who calls this is no kernel
+        while frame is not None:
+            names = frame.f_globals
+            if "__emulated__" in names:
+                return self.site_of(frame) if names["__words__"] else SITES.of(frame)
             frame = frame.f_back
-        return self.site_of(frame)
+        return self.site_of(None)
 
     @staticmethod
     def site_of(frame):
