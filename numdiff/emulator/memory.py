@@ -37,9 +37,12 @@ class Memory:
 
     def __init__(self, space, size, name="", address=0, data=None, valid=False):
         self.space, self.name, self.size, self.address = space, name, size, address
-        room = -(-size // ROUND) * ROUND
-        self.bytes = np.frombuffer(bytearray(_POISONED * room), np.uint8) if data is None else data
-        self.valid = None if valid else bytearray(len(self.bytes))
+        if data is None:
+            room = -(-size // ROUND) * ROUND
+            self.bytes = np.frombuffer(bytearray(_POISONED * room), np.uint8)
+        else:
+            room, self.bytes = len(data), data
+        self.valid = None if valid else bytearray(room)
         self.views = {}
         self.shadowed = space in (SHARED, GLOBAL)  # whether several threads can meet here
         self.met = space is GLOBAL  # whether several blocks can
@@ -72,8 +75,8 @@ class Memory:
         """All of it as a flat array of `dtype`."""
         flat = self.views.get(dtype)
         if flat is None:
-            whole = len(self.bytes) // dtype.itemsize * dtype.itemsize
-            flat = self.views[dtype] = self.bytes[:whole].view(dtype)
+            rest = len(self.bytes) % dtype.itemsize
+            flat = self.views[dtype] = (self.bytes[:-rest] if rest else self.bytes).view(dtype)
         return flat
 
     def mark_written(self, start=0, stop=None):
@@ -148,10 +151,12 @@ class CheckedArray:
 
     def __init__(self, machine, memory, offset, shape, dtype, strides=None, name=""):
         self.machine, self.memory, self.offset, self.shape, self.dtype = machine, memory, offset, shape, dtype
-        self.itemsize, self.ndim, self.size = dtype.itemsize, len(shape), math.prod(shape)
-        self.strides = strides or contiguous_strides(shape, dtype.itemsize)
-        self.shift = self.itemsize.bit_length() - 1  # sizes are powers of two
+        self.itemsize = itemsize = dtype.itemsize
+        self.ndim, self.size = len(shape), math.prod(shape)
+        self.strides = strides or ((itemsize,) if len(shape) == 1 else contiguous_strides(shape, itemsize))
+        self.shift = itemsize.bit_length() - 1  # sizes are powers of two
         self.rows, self.columns, self.row, self.column = 0, 0, 0, 0  # lengths and strides of one or two dimensions
+        self.kind, self.cast, self.exact = _element(dtype)
         if dtype.names:
             pass  # records take the long way, through `locate`
         elif self.ndim == 1:
@@ -159,7 +164,6 @@ class CheckedArray:
         elif self.ndim == 2:
             (self.rows, self.columns), (self.row, self.column) = shape, self.strides
         self.flat = memory.view(dtype)
-        self.kind, self.cast, self.exact = _element(dtype)
         self.name = name or memory.name
 
     @property

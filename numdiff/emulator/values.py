@@ -13,6 +13,7 @@ The rules of promotion are Numba's, not NumPy's nor C's: int32 + int32 is int64,
 float32 · int32 is float64, which is how float64 creeps into a kernel. (`tests/emulator/test_values.py` checks the table
 against Numba's own typing.)
 """
+import functools
 import math
 import operator
 import struct
@@ -314,6 +315,7 @@ def type_named(name):
     return TYPES.get(ALIASES.get(name, name))
 
 
+@functools.cache
 def dtype_of(kind):
     """The NumPy dtype that a kernel names by NumPy's type, Numba's, the emulator's, or a string."""
     name = getattr(kind, "name", None)
