@@ -319,7 +319,7 @@ def try_wait(machine, address, parity):
     thread.wait = ("mbarrier", Wait(barrier, parity), machine._frame_here())
     thread.result = False
     scheduler.spinning.append(thread)
-    scheduler.hub.switch()
+    scheduler.give_way()
     barrier.woken.pop(thread, None)
     if entry in barrier.waiting:
         barrier.waiting.remove(entry)
