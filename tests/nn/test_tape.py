@@ -148,8 +148,6 @@ def test_a_pair_gives_what_a_concatenation_gives(engine, rng):
     """A norm and a 1×1 convolution of two tensors' channels: the same bits, whether a copy is made or not."""
     if engine.name == "ptx":
         return  # compiled in tests/kernels
-    if engine.name == "emulator":
-        engine.backend = EmulatorDevice(checks=False, float64=False)  # other tests look at these kernels for faults
     shapes = {"norm": (80,), "norm_bias": (80,), "conv": (16, 1, 1, 80), "conv_bias": (16,)}
     values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     dtype = np.float32 if engine.name == "cpu" else np.float16
