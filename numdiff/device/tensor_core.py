@@ -58,7 +58,7 @@ from ..emulator.fragments import (
     fragment_b_m16n8k16,
 )
 from ..emulator.memory import POISON, CheckedArray, IntegerArray
-from ..emulator.values import WORD, UInt32, float32, float32_bits
+from ..emulator.values import WORD, UInt32, float32, float32_bits, float32_of_bits
 from ..emulator.warp_matrix import MatrixProduct, float16_of_words, load_matrices, tf32_of_words
 from .inline_ptx import F32, I32, I64, TypingError, element_pointer, emit, registers, require_contiguous, statement
 
@@ -152,7 +152,7 @@ def float_of(typingctx, word):
 
 @twin(float_of)
 def _float_of(machine, word):
-    return np.frombuffer(WORD.pack(int(word) & LOW_WORD), float32)[0]
+    return float32_of_bits(int(word) & LOW_WORD)
 
 
 def _word_pointer(context, builder, sig, args, count):
