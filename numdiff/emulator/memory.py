@@ -372,7 +372,7 @@ class Access:
     def _make_load(self):
         machine, locate, races, initialised = self.machine, self.locate, self.races, self.initialised
         recorder, Checked, race, unwritten = machine.recorder, CheckedArray, self._read_race, self._unwritten
-        note = self._note_read
+        note, earlier = self._note_read, self._earlier
 
         def load(a, index, site):
             if a.__class__ is not Checked:
@@ -398,10 +398,18 @@ class Access:
                         unwritten(a, index, site)
                 elif writer[0] is not stamp and (met or writer[2] is token):
                     race(memory, offset, writer, site)
-                if met or memory.reads_of is not token:
-                    note(memory, (offset, 1, 1, stamp, site, token))
-                else:
+                if not met and memory.reads_of is token:
                     memory.reads.append((offset, 1, 1, stamp, site, token))
+                elif not met or machine.lone:
+                    note(memory, (offset, 1, 1, stamp, site, token))
+                else:  # what `_log` does
+                    log = memory.reader.get(offset)
+                    if log is None:
+                        memory.reader[offset] = [token, stamp, site]
+                    elif log[0] is not token:
+                        memory.reader[offset] = [token, *earlier(memory, log), stamp, site]
+                    elif log[-2] is not stamp:
+                        log += stamp, site
             elif initialised and memory.valid is not None and not memory.valid[offset]:
                 unwritten(a, index, site)
             if memory.busy:
