@@ -33,7 +33,7 @@ class Memory:
     """A range of bytes. `address` is where it lies in its space; `valid[i]` says whether byte i was ever written."""
 
     __slots__ = ("space", "name", "bytes", "size", "address", "valid", "writer", "reader", "views", "busy", "barriers",
-                 "layouts", "shadowed", "met", "released", "reads", "reads_of", "written_in")
+                 "layouts", "shadowed", "met", "released", "reads", "reads_of", "written_in", "mixed")
 
     def __init__(self, space, size, name="", address=0, data=None, valid=False):
         self.space, self.name, self.size, self.address = space, name, size, address
@@ -56,6 +56,7 @@ class Memory:
         # reads: those not yet in `reader`, as most need not be: (offset, size, step, (thread, clock), site, token);
         # where only one block comes they are of one token, `reads_of`. written_in: the token of the last write
         self.reads, self.reads_of, self.written_in = [], None, None
+        self.mixed = None  # the token of reads and writes that take turns: there reads are entered at once
 
     def forget(self):
         """All that comes from now on is ordered after all that was."""
@@ -398,9 +399,9 @@ class Access:
                         unwritten(a, index, site)
                 elif writer[0] is not stamp and (met or writer[2] is token):
                     race(memory, offset, writer, site)
-                if not met and memory.reads_of is token:
+                if memory.reads_of is token:  # of no memory where blocks meet
                     memory.reads.append((offset, 1, 1, stamp, site, token))
-                elif not met or machine.lone:
+                elif memory.mixed is not token and (not met or machine.lone):
                     note(memory, (offset, 1, 1, stamp, site, token))
                 else:  # what `_log` does
                     log = memory.reader.get(offset)
@@ -487,6 +488,8 @@ class Access:
         if memory.met or memory.reads_of is self.machine.token:
             for read in reads:
                 self._log(memory, read)
+        if not memory.met and memory.reads_of is self.machine.token:
+            memory.reads_of, memory.mixed = None, memory.reads_of
 
     def _log(self, memory, read):
         offset, size, step, stamp, site, token = read
@@ -562,7 +565,7 @@ class Access:
         writer = log = None
         if memory.met or memory.written_in is token:
             writer = memory.writer.get(offset)
-        if memory.met or memory.reads_of is token:
+        if memory.met or memory.mixed is token:
             log = memory.reader.get(offset)
         if writer is not None and writer[0] is not stamp and (writer[2] is token or memory.met) and \
                 not (atomic and writer[3]) and not self._ordered(writer[0]) and not (
@@ -594,7 +597,7 @@ class Access:
         places = range(offset, offset + size, step)
         if memory.reads:
             self.settle(memory)
-        if met or memory.reads_of is token:
+        if met or memory.mixed is token:
             check = any(map(memory.reader.get, places))
         else:
             check = False  # nobody has read here since the barrier
@@ -679,10 +682,18 @@ class Access:
                     elif writer[0] is not stamp and (writer[2] is token or met) and not self._ordered(writer[0]):
                         self._race(memory, at, writer[0], writer[1], site, "reads", "written", writer[3])
                         break
-            if met or memory.reads_of is not token:
-                self._note_read(memory, (offset, size, step, stamp, site, token))
-            else:
+            if memory.reads_of is token:
                 memory.reads.append((offset, size, step, stamp, site, token))
+            elif memory.mixed is token:
+                logs = memory.reader
+                for at in range(offset, offset + size, step):
+                    log = logs.get(at)
+                    if log is None or log[0] is not token:
+                        logs[at] = [token, stamp, site]
+                    elif log[-2] is not stamp:
+                        log += stamp, site
+            else:
+                self._note_read(memory, (offset, size, step, stamp, site, token))
         elif unwritten:
             at = next((at for at in range(offset, offset + size, step) if not valid[at]), None)
             if at is not None:
