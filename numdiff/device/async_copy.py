@@ -89,7 +89,7 @@ def cp_async_16(typingctx, address, array, index):
 
 @twin(cp_async_16)
 def _cp_async_16(machine, address, array, index):
-    start_copy(machine, address, array, index, 16, 16, sys._getframe(2))
+    start_copy(machine, address, array, index, 16, 16, sys._getframe(1))
 
 
 @intrinsic
@@ -103,7 +103,7 @@ def cp_async_16_zfill(typingctx, address, array, index, count):
 
 @twin(cp_async_16_zfill)
 def _cp_async_16_zfill(machine, address, array, index, count):
-    start_copy(machine, address, array, index, 16, int(count), sys._getframe(2))
+    start_copy(machine, address, array, index, 16, int(count), sys._getframe(1))
 
 
 @intrinsic
@@ -114,7 +114,7 @@ def cp_async_8(typingctx, address, array, index):
 
 @twin(cp_async_8)
 def _cp_async_8(machine, address, array, index):
-    start_copy(machine, address, array, index, 8, 8, sys._getframe(2))
+    start_copy(machine, address, array, index, 8, 8, sys._getframe(1))
 
 
 @intrinsic
@@ -125,7 +125,7 @@ def cp_async_8_zfill(typingctx, address, array, index, count):
 
 @twin(cp_async_8_zfill)
 def _cp_async_8_zfill(machine, address, array, index, count):
-    start_copy(machine, address, array, index, 8, int(count), sys._getframe(2))
+    start_copy(machine, address, array, index, 8, int(count), sys._getframe(1))
 
 
 @intrinsic
@@ -136,7 +136,7 @@ def cp_async_4(typingctx, address, array, index):
 
 @twin(cp_async_4)
 def _cp_async_4(machine, address, array, index):
-    start_copy(machine, address, array, index, 4, 4, sys._getframe(2))
+    start_copy(machine, address, array, index, 4, 4, sys._getframe(1))
 
 
 @intrinsic
@@ -147,7 +147,7 @@ def cp_async_4_zfill(typingctx, address, array, index, count):
 
 @twin(cp_async_4_zfill)
 def _cp_async_4_zfill(machine, address, array, index, count):
-    start_copy(machine, address, array, index, 4, int(count), sys._getframe(2))
+    start_copy(machine, address, array, index, 4, int(count), sys._getframe(1))
 
 
 # Groups ---------------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def mma_m16n8k16_bf16(typingctx, a, b, c):
 
 @twin(mma_m16n8k16_bf16)
 def _mma_m16n8k16_bf16(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K16_BF16(machine, a, b, c, sys._getframe(2)))
+    return tuple(PRODUCT_M16N8K16_BF16(machine, a, b, c, sys._getframe(1)))
 
 
 @intrinsic
@@ -163,7 +163,7 @@ def mma_m16n8k16_bf16_into(typingctx, accumulators, first, a, b):
 
 @twin(mma_m16n8k16_bf16_into)
 def _mma_m16n8k16_bf16_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K16_BF16.into(machine, accumulators, first, a, b, sys._getframe(2))
+    PRODUCT_M16N8K16_BF16.into(machine, accumulators, first, a, b, sys._getframe(1))
 
 
 @intrinsic
@@ -174,7 +174,7 @@ def mma_m16n8k8_bf16(typingctx, a, b, c):
 
 @twin(mma_m16n8k8_bf16)
 def _mma_m16n8k8_bf16(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K8_BF16(machine, a, b, c, sys._getframe(2)))
+    return tuple(PRODUCT_M16N8K8_BF16(machine, a, b, c, sys._getframe(1)))
 
 
 @intrinsic
@@ -185,7 +185,7 @@ def mma_m16n8k8_bf16_into(typingctx, accumulators, first, a, b):
 
 @twin(mma_m16n8k8_bf16_into)
 def _mma_m16n8k8_bf16_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K8_BF16.into(machine, accumulators, first, a, b, sys._getframe(2))
+    PRODUCT_M16N8K8_BF16.into(machine, accumulators, first, a, b, sys._getframe(1))
 
 
 # What stands for what in `in_bfloat16` (half.py) ---------------------------------------------------------------------

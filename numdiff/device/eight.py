@@ -146,7 +146,7 @@ def _copy8(machine, target, to, source, index):
     size, half = source.dtype.itemsize, 16 // source.dtype.itemsize
     for first in range(0, NUMBERS, half):
         start_copy(machine, machine.shared_address(target) + (int(to) + first) * size, source, index + first, 16, 16,
-                   sys._getframe(2))
+                   sys._getframe(1))
 
 
 @intrinsic

@@ -12,7 +12,7 @@ publishes what it had seen at its last threadfence(), to the blocks whose atomic
 import numpy as np
 
 from .arrays import CheckedArray, IntegerArray, Record
-from .memory import CONSTANT, GLOBAL, POISON
+from .memory import CONSTANT, GLOBAL, MANY_READS, POISON
 from .values import INTEGER_TYPES
 
 
@@ -71,7 +71,7 @@ class Access:
     def _make_load(self):
         machine, locate, races, initialised = self.machine, self.locate, self.races, self.initialised
         recorder, Checked, race, unwritten = machine.recorder, CheckedArray, self._read_race, self._unwritten
-        earlier = self._earlier
+        note, earlier = self._note_read, self._earlier
 
         def load(a, index, site):
             if a.__class__ is not Checked:
@@ -90,20 +90,25 @@ class Access:
                     return self._poisoned(a) if offset is None else offset
             memory = a.memory
             if races and memory.shadowed:
-                stamp, token = machine.thread.stamp, machine.token
-                writer = memory.writer.get(offset)
+                stamp, token, met = machine.thread.stamp, machine.token, memory.met
+                writer = memory.writer.get(offset) if met or memory.written_in is token else None
                 if writer is None:
                     if initialised and memory.valid is not None and not memory.valid[offset]:
                         unwritten(a, index, site)
-                elif writer[0] is not stamp and (writer[2] is token or memory.met):
+                elif writer[0] is not stamp and (met or writer[2] is token):
                     race(memory, offset, writer, site)
-                log = memory.reader.get(offset)
-                if log is None:
-                    memory.reader[offset] = [token, stamp, site]
-                elif log[0] is not token:
-                    memory.reader[offset] = [token, *earlier(memory, log), stamp, site]
-                elif log[-2] is not stamp:
-                    log += stamp, site
+                if memory.reads_of is token:  # of no memory where blocks meet
+                    memory.reads.append((offset, 1, 1, stamp, site, token))
+                elif memory.mixed is not token and (not met or machine.lone):
+                    note(memory, (offset, 1, 1, stamp, site, token))
+                else:  # what `_log` does
+                    log = memory.reader.get(offset)
+                    if log is None:
+                        memory.reader[offset] = [token, stamp, site]
+                    elif log[0] is not token:
+                        memory.reader[offset] = [token, *earlier(memory, log), stamp, site]
+                    elif log[-2] is not stamp:
+                        log += stamp, site
             elif initialised and memory.valid is not None and not memory.valid[offset]:
                 unwritten(a, index, site)
             if memory.busy:
@@ -162,13 +167,47 @@ class Access:
 
         return store
 
+    def _note_read(self, memory, read):
+        """Remember a read by the current thread, an entry of `Memory.reads`."""
+        if not memory.met:
+            if memory.reads_of is not read[-1]:  # a barrier has come, after which those before it matter no more
+                memory.reads, memory.reads_of = [], read[-1]
+            memory.reads.append(read)
+        elif not self.machine.lone:  # what is kept of other blocks' reads depends on what is known of them now
+            self._log(memory, read)
+        else:
+            memory.reads.append(read)
+            if len(memory.reads) > MANY_READS:
+                self.settle(memory)
+
+    def settle(self, memory):
+        """Enter all reads in `reader`, which tells the readers of an offset, before a write there is checked."""
+        reads, memory.reads = memory.reads, []
+        if memory.met or memory.reads_of is self.machine.token:
+            for read in reads:
+                self._log(memory, read)
+        if not memory.met and memory.reads_of is self.machine.token:
+            memory.reads_of, memory.mixed = None, memory.reads_of
+
+    def _log(self, memory, read):
+        offset, size, step, stamp, site, token = read
+        logs = memory.reader
+        for at in range(offset, offset + size, step):
+            log = logs.get(at)
+            if log is None:
+                logs[at] = [token, stamp, site]
+            elif log[0] is not token:
+                logs[at] = [token, *self._earlier(memory, log), stamp, site]
+            elif log[-2] is not stamp:
+                log += stamp, site
+
     def _earlier(self, memory, log):
         """What a log of readers keeps at the first read after a barrier: entries that may be of another block."""
         if not memory.met:
             return []
-        blocks = self.machine.thread.block.cluster.blocks
-        if memory.space is GLOBAL and len(blocks) == 1:
+        if self.machine.lone:
             return log[1:3]
+        blocks = self.machine.thread.block.cluster.blocks
         unordered = [k for k in range(1, len(log), 2) if not self._ordered(log[k])]
         if memory.space is GLOBAL:  # one of the blocks that ran before is enough
             elsewhere = [k for k in unordered if log[k][0].block not in blocks]
@@ -219,7 +258,13 @@ class Access:
         Nothing is reported where several threads write the same value on the same line, such as a flag that all set.
         """
         stamp, token = self.machine.thread.stamp, self.machine.token
-        writer, log = memory.writer.get(offset), memory.reader.get(offset)
+        if memory.reads:
+            self.settle(memory)
+        writer = log = None
+        if memory.met or memory.written_in is token:
+            writer = memory.writer.get(offset)
+        if memory.met or memory.mixed is token:
+            log = memory.reader.get(offset)
         if writer is not None and writer[0] is not stamp and (writer[2] is token or memory.met) and \
                 not (atomic and writer[3]) and not self._ordered(writer[0]) and not (
                     writer[1] == site and _same(a, offset, value)):
@@ -235,6 +280,7 @@ class Access:
             memory.reader[offset] = None
         if atomic and writer is not None and not writer[3] and writer[0][0] is stamp[0] and writer[2] is token:
             return  # others must still come after this thread's plain store, whatever it does atomically
+        memory.written_in = token
         entry = (stamp, site, token, atomic)
         memory.writer[offset] = entry
         if size == 4:
@@ -242,6 +288,29 @@ class Access:
         elif size > 4:
             for at in range(offset + 2, offset + size, 2):
                 memory.writer[at] = entry
+
+    def check_writes(self, memory, offset, size, site, step):
+        """`check_write` of the elements of `step` bytes of a range."""
+        stamp, token, met, writers = self.machine.thread.stamp, self.machine.token, memory.met, memory.writer
+        places = range(offset, offset + size, step)
+        if memory.reads:
+            self.settle(memory)
+        if met or memory.mixed is token:
+            check = any(map(memory.reader.get, places))
+        else:
+            check = False  # nobody has read here since the barrier
+        if not check and (met or memory.written_in is token):
+            for writer in map(writers.get, places):
+                if writer is not None and writer[0] is not stamp and (met or writer[2] is token):
+                    check = True
+                    break
+        if check:
+            for at in places:
+                self.check_write(memory, at, step, site)
+            return
+        memory.written_in = token
+        writers.update(dict.fromkeys(places if step <= 2 else range(offset, offset + size, 2),
+                                     (stamp, site, token, False)))
 
     # ranges of bytes, for vector instructions and copies --------------------------------------------------------------
 
@@ -296,28 +365,35 @@ class Access:
 
     def check_read(self, memory, offset, size, site, step=4):
         """The checks of `read_bytes`."""
-        machine, places, valid = self.machine, range(offset, offset + size, step), memory.valid
+        machine, valid = self.machine, memory.valid
         unwritten = self.initialised and valid is not None and 0 in valid[offset:offset + size]
         if self.races and memory.shadowed:
             stamp, token, met = machine.thread.stamp, machine.token, memory.met
-            written, read = memory.writer.get, memory.reader
-            for at in places if unwritten or memory.writer else ():
-                writer = written(at)
-                if writer is None:
-                    if unwritten and not valid[at]:
-                        self._nobody_has_written(memory, at, site)
+            if unwritten or (memory.writer if met else memory.written_in is token):
+                written = memory.writer.get
+                for at in range(offset, offset + size, step):
+                    writer = written(at)
+                    if writer is None:
+                        if unwritten and not valid[at]:
+                            self._nobody_has_written(memory, at, site)
+                            break
+                    elif writer[0] is not stamp and (writer[2] is token or met) and not self._ordered(writer[0]):
+                        self._race(memory, at, writer[0], writer[1], site, "reads", "written", writer[3])
                         break
-                elif writer[0] is not stamp and (writer[2] is token or met) and not self._ordered(writer[0]):
-                    self._race(memory, at, writer[0], writer[1], site, "reads", "written", writer[3])
-                    break
-            for at in places:
-                log = read.get(at)
-                if log is None or log[0] is not token:
-                    read[at] = [token, *self._earlier(memory, log), stamp, site] if log else [token, stamp, site]
-                elif log[-2] is not stamp:
-                    log += stamp, site
+            if memory.reads_of is token:
+                memory.reads.append((offset, size, step, stamp, site, token))
+            elif memory.mixed is token:
+                logs = memory.reader
+                for at in range(offset, offset + size, step):
+                    log = logs.get(at)
+                    if log is None or log[0] is not token:
+                        logs[at] = [token, stamp, site]
+                    elif log[-2] is not stamp:
+                        log += stamp, site
+            else:
+                self._note_read(memory, (offset, size, step, stamp, site, token))
         elif unwritten:
-            at = next((at for at in places if not valid[at]), None)
+            at = next((at for at in range(offset, offset + size, step) if not valid[at]), None)
             if at is not None:
                 self._nobody_has_written(memory, at, site)
         if memory.busy:
@@ -333,8 +409,7 @@ class Access:
     def before_write(self, memory, offset, size, site, step=4):
         """The checks of `write_bytes`."""
         if self.races and memory.shadowed:
-            for at in range(offset, offset + size, step):
-                self.check_write(memory, at, step, site)
+            self.check_writes(memory, offset, size, site, step)
         self.machine.stores += 1
         if memory.valid is not None:
             memory.valid[offset:offset + size] = b"\1" * size

@@ -20,10 +20,12 @@ class CheckedArray:
 
     def __init__(self, machine, memory, offset, shape, dtype, strides=None, name=""):
         self.machine, self.memory, self.offset, self.shape, self.dtype = machine, memory, offset, shape, dtype
-        self.itemsize, self.ndim, self.size = dtype.itemsize, len(shape), math.prod(shape)
-        self.strides = strides or contiguous_strides(shape, dtype.itemsize)
-        self.shift = self.itemsize.bit_length() - 1  # sizes are powers of two
+        self.itemsize = itemsize = dtype.itemsize
+        self.ndim, self.size = len(shape), math.prod(shape)
+        self.strides = strides or ((itemsize,) if len(shape) == 1 else contiguous_strides(shape, itemsize))
+        self.shift = itemsize.bit_length() - 1  # sizes are powers of two
         self.rows, self.columns, self.row, self.column = 0, 0, 0, 0  # lengths and strides of one or two dimensions
+        self.kind, self.cast, self.exact = _element(dtype)
         if dtype.names:
             pass  # records take the long way, through `locate`
         elif self.ndim == 1:
@@ -31,7 +33,6 @@ class CheckedArray:
         elif self.ndim == 2:
             (self.rows, self.columns), (self.row, self.column) = shape, self.strides
         self.flat = memory.view(dtype)
-        self.kind, self.cast, self.exact = _element(dtype)
         self.name = name or memory.name
 
     @property

@@ -170,7 +170,7 @@ class Asynchronous:
         Returns what it comes after: [Pending of complete operations], [writes by threads, as (stamp, site, offset)].
         what: the instruction, for messages; pieces: which bytes of the range, if not all
         """
-        thread, after, writers = self.machine.thread, [], {}
+        machine, thread, after, writers = self.machine, self.machine.thread, [], {}
         for pending in memory.busy.near(start, stop, writes):
             found = self._meeting(pending, start, stop, pieces)
             if found is None:
@@ -182,6 +182,8 @@ class Asynchronous:
                 memory.busy.remove(pending)  # who comes after this operation comes after that one too
             else:
                 after.append(found)
+        if writes and memory.reads:
+            machine.access.settle(memory)
         if memory.shadowed and (memory.writer or writes and memory.reader):
             writers = self._threads_before(memory, start, stop, writes, what, site, pieces)
         return after, writers

@@ -46,8 +46,8 @@ class Copy:
             return
         if machine.access.races:
             written = (self.thread.stamp, self.site, machine.token, False)
-            for at in range(offset, end, 2):
-                memory.writer[at] = written
+            memory.written_in = machine.token
+            memory.writer.update(dict.fromkeys(range(offset, end, 2), written))
         if "asynchronous" in machine.checks:
             _words_in_use(memory, True).remove(self, offset, self.size)
             if self.count:
@@ -187,8 +187,7 @@ def start_copy(machine, address, array, index, size, count, frame):
         if memory.busy:
             machine.asynchronous.touched(memory, offset, size, site, True)
         if machine.access.races:
-            for at in range(offset, offset + size, 2):
-                machine.access.check_write(memory, at, 2, site)
+            machine.access.check_writes(memory, offset, size, site, 2)
         memory.mark_written(offset, offset + size)  # whoever reads it too early is told of the copy, not of this
         if machine.recorder is not None:
             machine.recorder.access(memory, offset, size, site, True, array.itemsize)

@@ -61,6 +61,7 @@ class Emulator(MemorySpaces, Reports):
         self.thread = self.block = self.scheduler = None
         self.stores = 0
         self.token = None  # of the current block: see schedule.Block
+        self.lone = False  # whether each block is a cluster of its own
         self.kernel = ""
         self.negative_sites, self.spin_sites = set(), SITES.spins
         self.access = Access(self)
@@ -250,7 +251,7 @@ class Emulator(MemorySpaces, Reports):
         python = getattr(kernel, "py_func", kernel)
         self.kernel = python.__name__
         self._refuse(kernel, grid, block, shared, cluster)
-        self.dynamic_shared = shared
+        self.dynamic_shared, self.lone = shared, cluster == (1, 1, 1)
         for target, source in ((self.grid_dim, grid), (self.block_dim, block)):
             target.x, target.y, target.z = source
         names = python.__code__.co_varnames
@@ -377,12 +378,13 @@ class Emulator(MemorySpaces, Reports):
     def _forget(self):
         """After a launch: what it did to global memory is ordered before all that follows."""
         for memory in self._memories.values():
-            memory.writer, memory.reader, memory.busy, memory.released = {}, {}, Busy(), {}
+            memory.forget()
+            memory.busy, memory.released = Busy(), {}
         self._memories, self._hosts, self._arguments = {}, {}, []
 
     def grid_synchronised(self):
         for memory in self._memories.values():
-            memory.writer, memory.reader = {}, {}
+            memory.forget()
 
     def block_ends(self, block):
         clusters.block_ends(self, block)

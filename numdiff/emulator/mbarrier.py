@@ -245,8 +245,7 @@ def initialise(machine, address, count):
         if memory.busy:
             machine.asynchronous.touched(memory, offset, 8, site, True)
         if machine.access.races:
-            for at in range(offset, offset + 8, 2):
-                machine.access.check_write(memory, at, 2, site)
+            machine.access.check_writes(memory, offset, 8, site, 2)
         memory.mark_written(offset, offset + 8)
     memory.barriers[offset] = Barrier(machine, memory, offset, count, site)
 
@@ -320,7 +319,7 @@ def try_wait(machine, address, parity):
     thread.wait = ("mbarrier", Wait(barrier, parity), machine._frame_here())
     thread.result = False
     scheduler.spinning.append(thread)
-    scheduler.hub.switch()
+    scheduler.give_way()
     barrier.woken.pop(thread, None)
     if entry in barrier.waiting:
         barrier.waiting.remove(entry)

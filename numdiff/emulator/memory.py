@@ -7,6 +7,7 @@ import numpy as np
 
 GLOBAL, SHARED, LOCAL, CONSTANT = "global", "shared", "local", "constant"
 POISON = 0xFF  # every byte of memory that nobody has written: NaN as a float, -1 as an integer
+MANY_READS = 1 << 18  # of one memory that wait to be entered, a hundred bytes each
 NEIGHBOURS = 256  # bytes that look up asynchronous operations together
 _POISONED = bytes([POISON])
 ROUND = 16  # sizes are rounded up to this, so that a memory can be seen as any dtype
@@ -16,13 +17,16 @@ class Memory:
     """A range of bytes. `address` is where it lies in its space; `valid[i]` says whether byte i was ever written."""
 
     __slots__ = ("space", "name", "bytes", "size", "address", "valid", "writer", "reader", "views", "busy", "barriers",
-                 "layouts", "shadowed", "met", "released")
+                 "layouts", "shadowed", "met", "released", "reads", "reads_of", "written_in", "mixed")
 
     def __init__(self, space, size, name="", address=0, data=None, valid=False):
         self.space, self.name, self.size, self.address = space, name, size, address
-        room = -(-size // ROUND) * ROUND
-        self.bytes = np.frombuffer(bytearray(_POISONED * room), np.uint8) if data is None else data
-        self.valid = None if valid else bytearray(len(self.bytes))
+        if data is None:
+            room = -(-size // ROUND) * ROUND
+            self.bytes = np.frombuffer(bytearray(_POISONED * room), np.uint8)
+        else:
+            room, self.bytes = len(data), data
+        self.valid = None if valid else bytearray(room)
         self.views = {}
         self.shadowed = space in (SHARED, GLOBAL)  # whether several threads can meet here
         self.met = space is GLOBAL  # whether several blocks can
@@ -33,6 +37,14 @@ class Memory:
         # What is known of accesses, by offset. writer: ((thread, clock), site, token, atomic) of the last write
         # reader: [token, (thread, clock), site, (thread, clock), site, …] of the reads since
         self.writer, self.reader = {}, {}
+        # reads: those not yet in `reader`, as most need not be: (offset, size, step, (thread, clock), site, token);
+        # where only one block comes they are of one token, `reads_of`. written_in: the token of the last write
+        self.reads, self.reads_of, self.written_in = [], None, None
+        self.mixed = None  # the token of reads and writes that take turns: there reads are entered at once
+
+    def forget(self):
+        """All that comes from now on is ordered after all that was."""
+        self.writer, self.reader, self.reads = {}, {}, []
 
     def grow(self, size, room):
         """Make it `size` bytes long, of `room` at most: shared arrays of fixed size are found one by one.
@@ -48,8 +60,8 @@ class Memory:
         """All of it as a flat array of `dtype`."""
         flat = self.views.get(dtype)
         if flat is None:
-            whole = len(self.bytes) // dtype.itemsize * dtype.itemsize
-            flat = self.views[dtype] = self.bytes[:whole].view(dtype)
+            rest = len(self.bytes) % dtype.itemsize
+            flat = self.views[dtype] = (self.bytes[:-rest] if rest else self.bytes).view(dtype)
         return flat
 
     def mark_written(self, start=0, stop=None):

@@ -115,13 +115,7 @@ class Resolver:
         return value
 
     def bind(self, function):
-        machine = self.machine
-        if "_getframe" not in function.__code__.co_names:
-            return functools.partial(function, machine)
-
-        def call(*arguments, **named):  # such a twin finds its kernel two frames up
-            return function(machine, *arguments, **named)
-        return call
+        return functools.partial(function, self.machine)  # no frame of its own: a twin finds its kernel one frame up
 
     def module(self, module):
         name = module.__name__
@@ -168,10 +162,14 @@ class ResolvingModule:
     """Another module, whose members are resolved as they are asked for."""
 
     def __init__(self, resolver, module):
-        self._resolver, self._module = resolver, module
+        self._resolver, self._module, self._found = resolver, module, {}
 
     def __getattr__(self, name):
-        return self._resolver(name, getattr(self._module, name))
+        value = getattr(self._module, name)
+        found = self._found.get(name)
+        if found is None or found[0] is not value:
+            found = self._found[name] = value, self._resolver(name, value)
+        return found[1]
 
 
 _ARRAYS = (CheckedArray, IntegerArray, np.ndarray)

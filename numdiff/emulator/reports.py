@@ -10,10 +10,13 @@ class Reports:
 
     def site_here(self):
         """The site of the innermost kernel line that is running."""
-        frame = sys._getframe(1)
-        while frame is not None and "__emulated__" not in frame.f_globals:
+        frame = sys._getframe(2)  # who calls this is no kernel
+        while frame is not None:
+            names = frame.f_globals
+            if "__emulated__" in names:
+                return self.site_of(frame) if names["__words__"] else SITES.of(frame)
             frame = frame.f_back
-        return self.site_of(frame)
+        return self.site_of(None)
 
     @staticmethod
     def site_of(frame):
@@ -77,12 +80,13 @@ class Reports:
         if "divergence" not in self.checks or count is not None:
             return
         thread, _, first, *_ = arrived[0]
+        calls = _calls(first)
         if block.alive < len(block.threads):
             gone = next(t for t in block.threads if t.done)
             self.report("divergence", f"{name} is reached by {block.alive} of the block's {len(block.threads)} "
                                       f"threads: thread {gone.index} has ended before it", self.site_of(first), thread)
         for other, _, frame, *_ in arrived:
-            if frame is not first and not _same_call(frame, first):
+            if frame is not first and not _is_at(frame, calls):
                 self.report("divergence", f"thread {thread.index} waits at this {name}, thread {other.index} at "
                             "another", self.site_of(first), thread,
                             [("the other is", self.place(self.site_of(frame), other))])
@@ -93,8 +97,9 @@ class Reports:
         if "divergence" not in self.checks:
             return
         (_, first, thread, _), *others = lanes.values()
+        calls = _calls(first)
         for _, frame, other, _ in others:
-            if not _same_call(frame, first):
+            if not _is_at(frame, calls):
                 self.report("divergence", f"lane {thread.lane} is at this {name}, lane {other.lane} at another",
                             self.site_of(first), thread, [("the other is", self.place(self.site_of(frame), other))])
                 return
@@ -150,10 +155,20 @@ class Reports:
         return str(wait[1])
 
 
-def _same_call(frame, other):
-    """Whether two threads are at the same call, reached through the same calls of device functions."""
-    while frame.f_lasti == other.f_lasti and frame.f_code is other.f_code:
-        frame, other = frame.f_back, other.f_back
-        if frame is None or other is None or "__emulated__" not in frame.f_globals:
-            return True
-    return False
+def _calls(frame):
+    """[(code, instruction)] of a thread's call and of the calls of device functions that it was reached through."""
+    calls = [(frame.f_code, frame.f_lasti)]
+    frame = frame.f_back
+    while frame is not None and "__emulated__" in frame.f_globals:
+        calls.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return calls
+
+
+def _is_at(frame, calls):
+    """Whether another thread is at the same call, reached through the same ones."""
+    for code, instruction in calls:
+        if frame is None or frame.f_lasti != instruction or frame.f_code is not code:
+            return False
+        frame = frame.f_back
+    return frame is None or "__emulated__" not in frame.f_globals

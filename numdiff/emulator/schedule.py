@@ -62,11 +62,17 @@ def _work(scheduler, thread):
         except Exception as error:
             scheduler.machine.thread_failed(thread, error)
         scheduler.exit(thread)
-        hub, idle = scheduler.hub, scheduler.idle
+        thread = scheduler.following()
+        if thread is not None and thread.greenlet is None:
+            thread.greenlet = greenlet.getcurrent()
+            continue
+        to, idle = scheduler.hub, scheduler.idle
+        if thread is not None:
+            to, thread.wait = thread.greenlet, None
         scheduler = thread = None  # what waits for work keeps no launch's memory
         idle.append(greenlet.getcurrent())
         del idle
-        scheduler, thread = hub.switch()
+        scheduler, thread = to.switch()
 
 
 class Dim3:
@@ -155,6 +161,8 @@ class Scheduler:
         self.hub = greenlet.getcurrent()
         self.idle = WORKERS.idle  # workers without a thread
         self.awake, self.spinning = [], []
+        self.round = iter(())  # of those that were awake, whose turn is still to come
+        self.unborn = None  # a thread whose turn it is, for which the hub must make a worker
         self.polls = []  # (thread, condition) of threads in wait_until
         draw = random.Random(machine.seed).random
         self._draw = lambda _: draw()  # sorted by what it gives, threads are shuffled, in half of shuffle()'s time
@@ -214,30 +222,53 @@ class Scheduler:
                 if thread.greenlet is not None and not thread.done:
                     thread.greenlet.throw(greenlet.GreenletExit)
         WORKERS.shrink()
-        self.blocks, self.awake, self.spinning, self.polls = [], [], [], []
+        self.blocks, self.awake, self.spinning, self.polls, self.round = [], [], [], [], iter(())
 
     def _turn_until_stuck(self):
-        machine, at = self.machine, self.machine.thread_index
         while self.awake:
             ready, self.awake = self.awake, []
-            if machine.order == "shuffled":
+            if self.machine.order == "shuffled":
                 ready.sort(key=self._draw)
-            for thread in ready:
-                if thread.done:
-                    continue
-                if machine.block is thread.block:  # what `enter` does, inlined for the most frequent case
-                    machine.thread = thread
-                    at.x, at.y, at.z = thread.index
-                else:
-                    self.enter(thread)
+            self.round = iter(ready)
+            thread = self.following()
+            while thread is not None:  # one switches to the next by itself; the last one comes back here
                 if thread.greenlet is None:
                     thread.greenlet = WORKERS.take(self.hub)
                     thread.greenlet.switch(self, thread)
                 else:
                     thread.wait = None
                     thread.greenlet.switch()
+                thread, self.unborn = self.unborn, None
             if self.polls and not self.awake:
                 self._poll()
+
+    def following(self):
+        """The thread whose turn comes next in this round, now the current one; None if all have had theirs."""
+        machine = self.machine
+        for thread in self.round:
+            if not thread.done:
+                if machine.block is thread.block:  # what `enter` does, inlined for the most frequent case
+                    machine.thread, at = thread, machine.thread_index
+                    at.x, at.y, at.z = thread.index
+                else:
+                    self.enter(thread)
+                return thread
+        return None
+
+    def give_way(self):
+        """Let the others run; comes back when the current thread, which somebody has woken, has its turn again."""
+        thread = self.following()
+        if thread is None:
+            self.hub.switch()
+        elif thread.greenlet is not None:
+            thread.wait = None
+            thread.greenlet.switch()
+        elif self.idle:
+            thread.greenlet = WORKERS.take(self.hub)
+            thread.greenlet.switch(self, thread)
+        else:  # a worker that is made here would have its stack on top of this one's
+            self.unborn = thread
+            self.hub.switch()
 
     def enter(self, thread):
         """Make `thread` the current one: what threadIdx and blockIdx say."""
@@ -280,7 +311,7 @@ class Scheduler:
         """Let others run until somebody wakes this thread; returns what `wake` brought."""
         thread = self.machine.thread
         thread.wait = (kind, detail, frame)
-        self.hub.switch()
+        self.give_way()
         return thread.result
 
     def wake(self, threads):
@@ -295,7 +326,7 @@ class Scheduler:
         block.waiting.append(thread)
         if len(block.waiting) == block.alive:
             self._release(block)
-        self.hub.switch()
+        self.give_way()
 
     def _release(self, block):
         threads, block.waiting = block.waiting, []
@@ -442,7 +473,7 @@ class Scheduler:
         cluster.waiting.append(thread)
         cluster.relaxed |= relaxed
         self._cluster_release(cluster)
-        self.hub.switch()
+        self.give_way()
 
     def _cluster_release(self, cluster):
         blocks = [b for b in cluster.blocks if b.alive]
@@ -481,7 +512,7 @@ class Scheduler:
         thread = self.machine.thread
         thread.wait = ("loop", "", frame)
         self.spinning.append(thread)
-        self.hub.switch()
+        self.give_way()
 
     def _loop_variables(self):
         """The numbers that loops work with: a loop whose variables change computes something."""

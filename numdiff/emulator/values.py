@@ -13,6 +13,7 @@ The rules of promotion are Numba's, not NumPy's nor C's: int32 + int32 is int64,
 float32 · int32 is float64, which is how float64 creeps into a kernel. (`tests/emulator/test_values.py` checks the table
 against Numba's own typing.)
 """
+import functools
 import math
 import operator
 import struct
@@ -314,6 +315,7 @@ def type_named(name):
     return TYPES.get(ALIASES.get(name, name))
 
 
+@functools.cache
 def dtype_of(kind):
     """The NumPy dtype that a kernel names by NumPy's type, Numba's, the emulator's, or a string."""
     name = getattr(kind, "name", None)
@@ -346,6 +348,9 @@ def choose(choice, noticed=None):
         best = first
         for value in others:
             c, d = best.__class__, value.__class__
+            if c is float32 and d is float32:  # PTX's max and min give the operand that is not NaN
+                best = value if best != best else best if value != value else choice(best, value)
+                continue
             if c is not d and (c is UInt64 and d in SIGNED or d is UInt64 and c in SIGNED):
                 best = float64(choice(best, value))  # the type that Numba gives the pair int64 and uint64
                 continue
@@ -355,7 +360,7 @@ def choose(choice, noticed=None):
                 noticed(choice.__name__)
             if kind not in _FLOAT:
                 best = (UInt64 if kind in "tu" else int)(choice(best, value))
-            elif best != best or value != value:  # PTX's max and min give the operand that is not NaN
+            elif best != best or value != value:
                 best = _FLOAT[kind](value if best != best else best)
             else:
                 best = _FLOAT[kind](choice(best, value))

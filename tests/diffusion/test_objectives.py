@@ -11,7 +11,7 @@ from numdiff.diffusion.paths import LAST_T
 from numdiff.errors import UsageError
 from numdiff.nn import Tape, Tensor
 from numdiff.settings import SAMPLERS
-from tests.conftest import on
+from tests.conftest import on, unchecked
 from tests.diffusion.stub import MEANS, STD, GaussianModel
 from tests.nn.test_tape import tiny
 
@@ -41,6 +41,7 @@ def levels_of(diffusion, t):
     return np.sqrt(bar), np.sqrt(1 - bar), t.astype(np.float64)
 
 
+@unchecked
 @EACH
 @COMPUTES
 def test_a_model_that_answers_its_target_has_no_loss_and_gives_back_the_image(engine, rng, objective):

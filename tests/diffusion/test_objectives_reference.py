@@ -7,7 +7,7 @@ from numdiff.diffusion import Diffusion
 from numdiff.diffusion.process import Levels
 from numdiff.kernels.diffusion import levels as L
 from numdiff.nn import AdamW, Tape, Tensor
-from tests.conftest import large, on, relative_error
+from tests.conftest import large, on, relative_error, unchecked
 from tests.nn.test_dit_reference import build
 from tests.nn.test_unet_reference import BACKWARD, FORWARD, TRAJECTORY
 from tests.reference import stored
@@ -24,6 +24,7 @@ def levels_at(diffusion, levels, engine):
     return Levels(engine(np.arange(len(u), dtype=np.int32)), *map(engine, numbers))
 
 
+@unchecked
 @pytest.mark.parametrize("name", list(objectives.OBJECTIVES))
 @on("cpu", "emulator", "cuda")
 def test_losses(engine, name):

@@ -14,7 +14,7 @@ from numdiff.kernels.concat import concat_forward
 from numdiff.kernels.diffusion.sampler import combine, weighted_sum
 from numdiff.kernels.elementwise import silu_forward
 from numdiff.kernels.random import PURPOSE_SAMPLER, random_normal
-from tests.conftest import quick
+from tests.conftest import quick, unchecked
 from tests.device.recording import RecordingDevice
 
 SIGMAS = [9.0, 3.0, 1.0, 0.3, 0.1, 0.0]
@@ -55,6 +55,7 @@ def given(name, rng):
 KINDS = "ddpm", "heun", "dpm++2m", "repaint"  # one kind of step and several, random and not
 
 
+@unchecked
 @pytest.mark.parametrize("name", CASES)
 @quick(lambda engine, name: engine != "emulator" or name in (*KINDS, "learned"))
 def test_a_plan_gives_the_bits_of_the_function(engine, rng, name):

@@ -469,6 +469,12 @@ UNIT_FAULTS = {
         run_through_global, [("    fence_proxy_async_global()\n    cuda", "    cuda")], "proxy",
         "tma_load_1d(smem_u32(tile), map_x, full",
         r"reads x\[0\], which thread \(0, 0, 0\) has stored with no fence_proxy_async_global\(\) after it"),
+    "tile loaded anew while it is read": (
+        run_through_global, [("    if t == 0:\n        mbarrier_expect_tx", "    tile[t] = types.float32(0)\n"
+                              "    fence_proxy_async()\n    cuda.syncthreads()\n    y[t] = tile[31 - t]\n"
+                              "    if t == 31:\n        mbarrier_expect_tx")], "race",
+        "tma_load_1d(smem_u32(tile), map_x, full",
+        r"writes by the TMA load tile\[\d+\], which thread .* has read with no barrier between"),
     "global memory loaded with no barrier": (
         run_through_global, [("    fence_proxy_async_global()\n    cuda.syncthreads()", "    "
                                                                                         "fence_proxy_async_global()")],

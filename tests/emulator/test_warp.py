@@ -144,6 +144,11 @@ def test_activemask_names_no_lane_that_has_gone_elsewhere(order):
     assert all(mask >> t & 1 and not mask >> 20 for t, mask in enumerate(out[:20].tolist()))
 
 
+@cuda.jit(device=True)
+def agree():
+    return cuda.all_sync(ALL, True)  # in a function
+
+
 @cuda.jit
 def faulty(x, n):
     t = cuda.threadIdx.x
@@ -163,6 +168,11 @@ def faulty(x, n):
             cuda.syncwarp()  # syncwarp
         else:
             cuda.any_sync(ALL, True)  # vote
+    elif n == 5:
+        if t % 2 == 0:
+            agree()
+        else:
+            agree()
     if n == 1:
         cuda.syncthreads()
 
@@ -172,7 +182,7 @@ def faulty(x, n):
     (0, ["lane not in the mask"], "does not name"),
     (1, ["lane 31 is not there"], "waits for lane 31, which never comes"),
     (2, ["over the edge of the mask"], "is not in the mask"), (3, ["odd", "even"], "at another"),
-    (4, ["syncwarp", "vote"], "never come")])
+    (4, ["syncwarp", "vote"], "never come"), (5, ["in a function"], "at another")])
 def test_faults_of_warp_operations(order, n, marks, text):
     faults = faults_of(faulty, 1, 32, np.zeros(32, np.float32), n, order=order)
     found = [f for f in faults if text in f.message]

@@ -20,7 +20,7 @@ import time
 
 import pytest
 
-LONG = 0.1  # seconds
+LONG = 0.03  # seconds
 SHORT = 0.004  # what a test takes at least, as it is chosen
 PATH = pathlib.Path(__file__).with_suffix(".txt")
 CASES = "tests/kernels/test_check.py::test_every_kernel_passes"

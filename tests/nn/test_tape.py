@@ -13,7 +13,7 @@ from numdiff.nn import functional as F
 from numdiff.nn.layers import DepthwiseConv2d, LayerNorm, LayerScale, Linear
 from numdiff.nn.module import FlatParameters, Module
 from numdiff.nn.tensor import Parameter, check_finite
-from tests.conftest import exhaustive, numerical_gradient, on, relative_error
+from tests.conftest import exhaustive, numerical_gradient, on, relative_error, unchecked
 
 
 def test_gradient_of_a_shared_input_is_the_sum(engine, rng):
@@ -143,12 +143,11 @@ def test_check_finite_names_the_module_and_the_operation():
         model(x, np.zeros(1, np.int32))
 
 
+@unchecked
 def test_a_pair_gives_what_a_concatenation_gives(engine, rng):
     """A norm and a 1×1 convolution of two tensors' channels: the same bits, whether a copy is made or not."""
     if engine.name == "ptx":
         return  # compiled in tests/kernels
-    if engine.name == "emulator":
-        engine.backend = EmulatorDevice(checks=False, float64=False)  # other tests look at these kernels for faults
     shapes = {"norm": (80,), "norm_bias": (80,), "conv": (16, 1, 1, 80), "conv_bias": (16,)}
     values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     dtype = np.float32 if engine.name == "cpu" else np.float16
@@ -306,6 +305,7 @@ def test_an_mlp_of_fused_products_writes_its_gradients_too(monkeypatch, rng, pas
         np.testing.assert_allclose(value, apart[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@unchecked
 def test_depthwise_convolution_and_layer_scale(engine, rng):
     """x + scale · (depthwise(x) + channel): the gradients of all that is in it."""
     backend, B, C = engine.backend, 2, 8

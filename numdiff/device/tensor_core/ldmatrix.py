@@ -32,7 +32,7 @@ def ldmatrix_x1(typingctx, address):
 
 @twin(ldmatrix_x1)
 def _ldmatrix_x1(machine, address):
-    return load_matrices(machine, address, 1, False, sys._getframe(2))
+    return load_matrices(machine, address, 1, False, sys._getframe(1))
 
 
 @intrinsic
@@ -43,7 +43,7 @@ def ldmatrix_x2(typingctx, address):
 
 @twin(ldmatrix_x2)
 def _ldmatrix_x2(machine, address):
-    return load_matrices(machine, address, 2, False, sys._getframe(2))
+    return load_matrices(machine, address, 2, False, sys._getframe(1))
 
 
 @intrinsic
@@ -58,7 +58,7 @@ def ldmatrix_x4(typingctx, address):
 
 @twin(ldmatrix_x4)
 def _ldmatrix_x4(machine, address):
-    return load_matrices(machine, address, 4, False, sys._getframe(2))
+    return load_matrices(machine, address, 4, False, sys._getframe(1))
 
 
 @intrinsic
@@ -69,7 +69,7 @@ def ldmatrix_x1_trans(typingctx, address):
 
 @twin(ldmatrix_x1_trans)
 def _ldmatrix_x1_trans(machine, address):
-    return load_matrices(machine, address, 1, True, sys._getframe(2))
+    return load_matrices(machine, address, 1, True, sys._getframe(1))
 
 
 @intrinsic
@@ -80,7 +80,7 @@ def ldmatrix_x2_trans(typingctx, address):
 
 @twin(ldmatrix_x2_trans)
 def _ldmatrix_x2_trans(machine, address):
-    return load_matrices(machine, address, 2, True, sys._getframe(2))
+    return load_matrices(machine, address, 2, True, sys._getframe(1))
 
 
 @intrinsic
@@ -91,4 +91,4 @@ def ldmatrix_x4_trans(typingctx, address):
 
 @twin(ldmatrix_x4_trans)
 def _ldmatrix_x4_trans(machine, address):
-    return load_matrices(machine, address, 4, True, sys._getframe(2))
+    return load_matrices(machine, address, 4, True, sys._getframe(1))

@@ -64,7 +64,7 @@ def mma_m16n8k16(typingctx, a, b, c):
 
 @twin(mma_m16n8k16)
 def _mma_m16n8k16(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K16(machine, a, b, c, sys._getframe(2)))
+    return tuple(PRODUCT_M16N8K16(machine, a, b, c, sys._getframe(1)))
 
 
 @intrinsic
@@ -75,7 +75,7 @@ def mma_m16n8k16_into(typingctx, accumulators, first, a, b):
 
 @twin(mma_m16n8k16_into)
 def _mma_m16n8k16_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K16.into(machine, accumulators, first, a, b, sys._getframe(2))
+    PRODUCT_M16N8K16.into(machine, accumulators, first, a, b, sys._getframe(1))
 
 
 @intrinsic
@@ -86,7 +86,7 @@ def mma_m16n8k8(typingctx, a, b, c):
 
 @twin(mma_m16n8k8)
 def _mma_m16n8k8(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K8(machine, a, b, c, sys._getframe(2)))
+    return tuple(PRODUCT_M16N8K8(machine, a, b, c, sys._getframe(1)))
 
 
 @intrinsic
@@ -97,7 +97,7 @@ def mma_m16n8k8_into(typingctx, accumulators, first, a, b):
 
 @twin(mma_m16n8k8_into)
 def _mma_m16n8k8_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K8.into(machine, accumulators, first, a, b, sys._getframe(2))
+    PRODUCT_M16N8K8.into(machine, accumulators, first, a, b, sys._getframe(1))
 
 
 @intrinsic
@@ -108,7 +108,7 @@ def mma_m16n8k8_tf32(typingctx, a, b, c):
 
 @twin(mma_m16n8k8_tf32)
 def _mma_m16n8k8_tf32(machine, a, b, c):
-    return tuple(PRODUCT_M16N8K8_TF32(machine, a, b, c, sys._getframe(2)))
+    return tuple(PRODUCT_M16N8K8_TF32(machine, a, b, c, sys._getframe(1)))
 
 
 @intrinsic
@@ -119,4 +119,4 @@ def mma_m16n8k8_tf32_into(typingctx, accumulators, first, a, b):
 
 @twin(mma_m16n8k8_tf32_into)
 def _mma_m16n8k8_tf32_into(machine, accumulators, first, a, b):
-    PRODUCT_M16N8K8_TF32.into(machine, accumulators, first, a, b, sys._getframe(2))
+    PRODUCT_M16N8K8_TF32.into(machine, accumulators, first, a, b, sys._getframe(1))

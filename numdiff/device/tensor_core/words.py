@@ -13,7 +13,7 @@ from numba.cuda.extending import intrinsic
 from ...emulator import twin
 from ...emulator.arrays import CheckedArray, IntegerArray
 from ...emulator.memory import POISON
-from ...emulator.values import WORD, UInt32, float32, float32_bits
+from ...emulator.values import WORD, UInt32, float32, float32_bits, float32_of_bits
 from ..inline_ptx import F32, I32, element_pointer, require_contiguous, statement
 
 LOW_WORD = 0xFFFFFFFF
@@ -104,7 +104,7 @@ def float_of(typingctx, word):
 
 @twin(float_of)
 def _float_of(machine, word):
-    return np.frombuffer(WORD.pack(int(word) & LOW_WORD), float32)[0]
+    return float32_of_bits(int(word) & LOW_WORD)
 
 
 def _word_pointer(context, builder, sig, args, count):

@@ -253,6 +253,7 @@ def test_hopper_tiles(engine, rng, tile, whole_halo, gradient):
 ONE_OF_EACH = {((64, 2), True, False), ((96, 1), True, True)}
 
 
+@unchecked
 @pytest.mark.parametrize("version, shape, dtype", [
     (None, (2, 3, 9, 8, 16, 3, 1), np.float16), (1, (2, 3, 2, 3, 8, 3, 2), np.float16),
     (3, (2, 2, 3, 3, 8, 3, 1), np.float16), (4, (2, 2, 3, 8, 8, 1, 1), np.float16),

@@ -366,6 +366,7 @@ def test_known_statistics_of_two_arrays(engine, rng, sizes, channels, groups):
         engine.check(result, expected, tolerance)
 
 
+@unchecked
 def test_where_statistics_are_of_no_use(engine, rng):
     """Groups of an odd number of channels, float32 and the CPU engine read x as ever; version 4 says why it cannot."""
     x, x_, known = with_statistics(engine, rng, (1, 8, 8, 24))

@@ -1,0 +1,79 @@
+"""Races between the reads of threads and what others write before or after them, element by element and by fours."""
+import numpy as np
+import pytest
+
+from numdiff.device import cuda, float32, int32, load4, store4
+from numdiff.device.async_copy import cp_async_16, cp_async_commit, cp_async_wait, shared_address
+from tests.conftest import THREAD_ORDERS
+from tests.emulator.planting import fault_at, faults_of, marked, race_between, run
+
+
+@cuda.jit
+def exchange(x, y, wide, fault):
+    """Each thread takes what another has in shared memory, then changes its own."""
+    tile, t = cuda.shared.array(128, float32), cuda.threadIdx.x
+    store4(tile, 4 * t, x[4 * t], x[4 * t + 1], x[4 * t + 2], x[4 * t + 3])
+    cuda.syncthreads()
+    for turn in range(2):
+        if wide:
+            four = load4(tile, 4 * (31 - t))  # wide
+        else:
+            four = tile[124 - 4 * t], tile[125 - 4 * t], tile[126 - 4 * t], tile[127 - 4 * t]  # single
+        if turn != fault:
+            cuda.syncthreads()
+        store4(tile, 4 * t, four[0], four[1], four[2], four[3])  # back
+        cuda.syncthreads()
+    store4(y, 4 * t, four[0], four[1], four[2], four[3])
+
+
+@cuda.jit
+def turn_over(x, wide):
+    """Each block writes where another one reads, in global memory."""
+    at = 4 * (cuda.gridDim.x * cuda.blockDim.x - 1 - cuda.blockIdx.x * cuda.blockDim.x - cuda.threadIdx.x)
+    four = load4(x, at) if wide else (x[at], x[at + 1], x[at + 2], x[at + 3])  # from there
+    at = 4 * (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+    store4(x, at, four[0], four[1], four[2], four[3])  # to here
+
+
+@cuda.jit
+def reverse(x, y):
+    """What a thread has copied it knows of when it has waited; the others do not."""
+    tile, t = cuda.shared.array(128, float32), cuda.threadIdx.x
+    cp_async_16(shared_address(tile) + int32(16 * t), x, int32(4 * t))  # begins
+    cp_async_commit()
+    cuda.syncthreads()
+    cp_async_wait(0)
+    y[t] = tile[4 * (31 - t)]  # too early
+
+
+def check_both_ways(faults, read, write):
+    """Of two threads that read what the other writes, the second one reads too late and writes too early."""
+    assert "has written" in fault_at(faults, "race", __file__, marked(__file__, read)).message
+    assert "has read" in fault_at(faults, "race", __file__, marked(__file__, write)).message
+
+
+@THREAD_ORDERS
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("fault", [-1, 0])
+def test_shared_memory(wide, fault, order):
+    x, y = np.arange(128, dtype=np.float32), np.zeros(128, np.float32)
+    if fault < 0:
+        run(exchange, 1, 32, x, y, wide, fault, order=order)
+        assert np.array_equal(x, y)
+    else:
+        faults = faults_of(exchange, 1, 32, x, y, wide, fault, order=order)
+        check_both_ways(faults, "wide" if wide else "single", "back")
+
+
+@THREAD_ORDERS
+@pytest.mark.parametrize("blocks, threads", [(1, 8), (8, 1), (2, 4)])
+@pytest.mark.parametrize("wide", [False, True])
+def test_global_memory(wide, blocks, threads, order):
+    faults = faults_of(turn_over, blocks, threads, np.zeros(32, np.float32), wide, order=order)
+    check_both_ways(faults, "from there", "to here")
+
+
+@THREAD_ORDERS
+def test_copies_of_another_thread(order):
+    faults = faults_of(reverse, 1, 32, np.zeros(128, np.float32), np.zeros(32, np.float32), order=order)
+    race_between(faults, __file__, marked(__file__, "too early"), marked(__file__, "begins"))
