@@ -53,7 +53,7 @@ class PeerExchange(NoExchange):
             self.overlap = copies.made_for(self, parameters)
             communicator.build(try_sums, self, communicator, self.gradient, self.partition)
         except NumdiffError:
-            self.gpu.close_shared(self.mapped)
+            self.close()
             raise
         self.limit = STEP_LIMIT
         atexit.register(self.close)
@@ -167,6 +167,8 @@ class PeerExchange(NoExchange):
 
     def close(self):
         atexit.unregister(self.close)
+        if self.overlap:
+            self.overlap.parameters.overlapped = False
         with contextlib.suppress(NumdiffError):  # a GPU that has failed: the driver cleans up after the process
             mapped, self.mapped = self.mapped, []
             self.gpu.close_shared(mapped)
