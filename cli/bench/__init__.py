@@ -1,4 +1,7 @@
-"""`numdiff bench`: how fast this machine trains and samples, and how fast each kernel is. A file has one command."""
+"""`numdiff bench`: how fast this machine trains and samples, and how fast each kernel is.
+
+Each command has a file; shared.py and versus.py have what several of them need.
+"""
 import click
 
 from ..suggest import Group

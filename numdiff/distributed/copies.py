@@ -1,27 +1,34 @@
-"""`peer` by the copy engines, where ranks share the update: gradients during the backward pass, weights during AdamW.
+"""`peer` by copy engines, where ranks share the update: gradients during the backward pass, weights during AdamW.
 
     first stream   … backward of the last blocks | of those before … | join, the rest, sum | norm | AdamW: part 0 | 1 …
     second stream        group 0: signals, copies | group 1: … |                                    part 0: the same | …
 
-A GPU's copy engines, and a stream that waits for a number to be written to this GPU's memory, need no multiprocessor,
-where a kernel beside a DiT's GEMMs waits for one (overlap.py). So the gradients that are this rank's to add up are
-copied here from the other ranks, group by group as overlap.py forms them, and added up when the backward pass is over,
-by one kernel that reads this GPU's memory alone. AdamW then updates this rank's weights in PARTS, and of each the copy
-of 16 bits leaves while the next one is updated; weights that are read in float32 follow, by a kernel.
+Copy engines need no multiprocessor, nor does a stream that waits until a number has been written to its GPU's memory; a
+kernel beside a DiT's GEMMs would wait for one (overlap.py). So the gradients that this rank adds up are copied here
+from the other ranks, group by group as overlap.py forms them, and added up when the backward pass is over, by one
+kernel that reads this GPU's memory alone. AdamW then updates this rank's weights in PARTS, and the copy of 16 bits of
+each part travels while the next one is updated; weights that are read in float32 follow at the end, by a kernel.
 
-MEMORY. The gradients of this rank's part of every other rank: on N ranks (N - 1) / N of 4 bytes a parameter, where the
-sharing saves more.
+Weights travel part by part where AdamW updates all of them and there is a copy of 16 bits (`Partition.weight_parts`).
+Muon's, those of a model with frozen parameters, and float32 leave all at once behind a barrier, as without this.
 
-THE SAME BITS. Each element is added up by one rank, in rank order; and all of the 16 bits are what their owner rounds.
+MEMORY. For every other rank its gradients of this rank's part: on N ranks (N - 1) / N of 4 bytes a parameter. Of each
+of the two moments the shared update saves as much.
 
-SIGNALS. A rank writes 1 into the memory of those who will read its gradients of a group, or its weights of a part. Who
-waits for it then writes 0. Between two steps every rank has waited for every other in the norm's barrier, so no signal
-comes before the one of the step before was seen.
+THE SAME BITS. Each element is added up by one rank, in rank order; every copy of 16 bits is the one that the owner of
+the weight has rounded.
 
-WHY IT CANNOT DEADLOCK. All ranks have the same groups, whose signals are waited for in the same order, and each rank
-gives its own before it waits. The first stream waits for the second only at the joins, after the last fork.
+SIGNALS. A rank writes 1 into the memory of those who will read its gradients of a group, or its weights of a part.
+Whoever waits for a signal sets it back to 0. A signal is used once a step, and between two uses lies the norm's
+barrier, in which every rank waits for every other. So none is given before the last one has been seen, and no
+gradient or weight is overwritten that another rank still copies.
 
-WHEN NOBODY WRITES. A rank that ends takes the others along (watchdog.py); a stream that waits ends with its process.
+WHY IT CANNOT DEADLOCK. All ranks have the same groups, wait for their signals in the same order, and each rank gives
+its own signal before it waits for the others'. The first stream waits for the second only at the two joins, each after
+the last fork before it.
+
+WHEN NOBODY WRITES, a stream waits for ever: it has no limit as a barrier has (peer_reduce.py). A rank that ends or is
+stuck takes the others along (watchdog.py).
 
 SOURCE
     CUDA driver API, "Stream Memory Operations" (cuStreamBatchMemOp).
@@ -37,12 +44,12 @@ from . import overlap
 
 GROUPS = 32  # of gradients, about
 PARTS = 4  # of a rank's weights
-EDGE = 64  # elements: parts end at multiples
+EDGE = 64  # elements: parts but the last have a multiple
 
 
 def made_for(exchange, parameters):
-    """The watcher of the backward pass of the model with these `FlatParameters`, as its `exchange_beside` says; None
-    where the sum follows it. Collective."""
+    """The watcher of backward passes for the model with these `FlatParameters`, as its `exchange_beside` says; None
+    where the sum follows them. Notes in `parameters.overlapped` which it is. Collective."""
     wanted = overlap.wanted(parameters, exchange.partition)
     made = {overlap.KERNELS: overlap.Overlap, overlap.COPIES: Copies}.get(wanted)
     made = made and made(exchange, parameters)
@@ -59,35 +66,37 @@ def parts_of(first, stop):
 
 
 class Copies(overlap.Overlap):
-    """Watcher (buckets.py) of a backward pass, for a `PeerExchange` with a partition; and the weights' way afterwards.
+    """Watcher (buckets.py) of backward passes, for a `PeerExchange` with a partition; and the weights' way afterwards.
 
-    signals: every rank's int32: at number · ranks + r rank r writes that it has its gradients of that group, or, behind
-    those, its weights of a part; arrived: of every rank its gradients of this rank's part, the own ones where they lie
-    Attributes parts: [(start, stop)] of this rank's weights; sent: how many of them have left in this step
+    Attributes signals: of every rank an int32 array; in rank q's, element number · ranks + r tells q that rank r's
+    gradients of the group of that number are complete, or, from number `weights_at` on, its weights of a part; arrived:
+    of every rank its gradients of this rank's part, the own ones where they lie; parts: [(start, stop)] of this rank's
+    weights; sent: how many of them have left in this step
     """
 
     def __init__(self, exchange, parameters):
         super().__init__(exchange, parameters, GROUPS)
         self.gpu, self.rank, self.ranks = exchange.gpu, exchange.rank, len(exchange.gradients)
-        self.others = [(self.rank + step) % self.ranks for step in range(1, self.ranks)]  # each begins with another one
+        self.others = [(self.rank + step) % self.ranks for step in range(1, self.ranks)]  # each begins elsewhere
         bounds = exchange.partition.bounds
         self.all_parts = [parts_of(*bounds[rank:rank + 2]) for rank in range(self.ranks)]
         self.parts, self.sent, self.first = self.all_parts[self.rank], 0, bounds[self.rank]
-        own = exchange.communicator.build(self._take, exchange.gradient[self.first:bounds[self.rank + 1]])
+        own = exchange.communicator.build(self._allocate, exchange.gradient[self.first:bounds[self.rank + 1]])
         self.signals = exchange.share(own)
 
-    def _take(self, own):
+    def _allocate(self, own):
+        """This rank's signals; own: its part of the gradient."""
         with lasting(getattr(own, "backend", None)):
             self.arrived = [own if rank == self.rank else zeros(own.shape, np.float32, self.gpu)
                             for rank in range(self.ranks)]
             self.pieces = upload(pieces_of([(0, 0, 0, own.size)]), own)
-            self.weights_at = 2 * self.most  # the number of the first part's signals
+            self.weights_at = 2 * self.most  # the first part's number: there is at most one group more than `most`
             signals = zeros((self.weights_at + PARTS) * self.ranks, np.int32, self.gpu)
         synchronize(self.gpu)  # they are zero before anybody may write to them
         return signals
 
     def works(self):
-        """Whether signals arrive; they are not waited for, as they might not. Collective."""
+        """Whether signals arrive: looked up without waiting for them, as they might not come. Collective."""
         gather, own = self.exchange.communicator.gather, self.signals[self.rank]
         try:
             self._signal(0, self.others)
@@ -107,7 +116,9 @@ class Copies(overlap.Overlap):
         peer_reduce_pieces(self.arrived, self.arrived[self.rank], self.pieces)
 
     def _add(self, group, blocks):
-        """The last group is waited for by all, so that the other ranks' mail is there, too."""
+        """Copy the other ranks' gradients of a group, once they are complete, and tell the others that this rank's are.
+        A group is waited for by those who add up some of it, the last by all: then the other ranks' mail is there, too.
+        """
         waiting = range(self.ranks) if self.left == len(self.current) - 1 else group.runs
         self._signal(self.left, [rank for rank in waiting if rank != self.rank])
         if self.rank in waiting:
@@ -121,7 +132,7 @@ class Copies(overlap.Overlap):
     # weights ---------------------------------------------------------------------------------------------------------
 
     def send_weights(self):
-        """The next part of every rank's copy of 16 bits, once this rank has updated its own."""
+        """Get the next part of every rank's copy of 16 bits, and tell the others that this rank has updated its own."""
         number, self.sent = self.sent, self.sent + 1
         halves = self.exchange.halves[0]
         with forked(self.gpu):
@@ -133,7 +144,7 @@ class Copies(overlap.Overlap):
                     copy_into(halves[self.rank][start // 2:stop // 2], halves[rank][start // 2:stop // 2])
 
     def finish_weights(self, mixed):
-        """Those that are read in float32."""
+        """Wait for the copies, and get the weights that are read in float32."""
         self.sent = 0
         join(self.gpu)
         mixed.take_single(self.exchange.weights)

@@ -9,7 +9,8 @@ come last, so every run would wait for them. What has not left when the backward
 share the update, each needs the sums of its own part only: no second barrier, no gather.)
 
 A kernel that adds needs registers, of which a DiT's GEMMs leave none on any multiprocessor: it waits for them, and they
-for it. There copies.py does it, by copies. Which of them a model wants is told by `Model.exchange_beside`.
+for it. A DiT's gradients are therefore copied, and added up later (copies.py). `Model.exchange_beside` says which way a
+model wants.
 
 THE SAME BITS. Each element is added up by one rank, in rank order, as without this. Where a weight's gradient waits for
 its parts to be added up (kernels/second_pass.py), that is done before a group leaves.
@@ -32,7 +33,7 @@ from ..nn.partition import joined
 from .buckets import NEVER, last_records, parameters_of
 
 BLOCKS = 64  # of 256 threads, that add up during the backward pass; 0: the sum follows it
-GROUPS = 16  # at most, of nearly the same size: little more than one of them is left for after the backward pass
+GROUPS = 16  # about, of nearly the same size: little more than one of them is left for after the backward pass
 KERNELS, COPIES = "kernels", "copies"  # of `Model.exchange_beside`
 
 

@@ -24,7 +24,8 @@ STEP_LIMIT = 600_000  # and in a step
 
 
 class PeerExchange(NoExchange):
-    """The GPUs of one host read each other's memory: kernels/peer_reduce.py, between barriers on the device.
+    """The GPUs of one host read each other's memory: kernels/peer_reduce.py, between barriers on the device. Beside the
+    backward pass overlap.py does it, or copies.py.
 
     Collective; raises `NumdiffError` on every rank where one of them cannot.
     """
@@ -53,7 +54,7 @@ class PeerExchange(NoExchange):
             self.overlap = copies.made_for(self, parameters)
             communicator.build(try_sums, self, communicator, self.gradient, self.partition)
         except NumdiffError:
-            self.gpu.close_shared(self.mapped)
+            self.close()
             raise
         self.limit = STEP_LIMIT
         atexit.register(self.close)
@@ -108,9 +109,9 @@ class PeerExchange(NoExchange):
             self.gather()
 
     def _finish_overlapped(self, loss):
-        """Where groups of gradients have left before (overlap.py)."""
+        """Where groups of gradients have left before (overlap.py, copies.py)."""
         self.mail.write(loss)
-        self.overlap.finish()  # with a barrier, so that every rank's mail is ready
+        self.overlap.finish()  # with a barrier, or signals of all ranks: so every rank's mail is ready
         peer_sum(self.mails, self.total)
         copy_into(loss, self.total[:1])
         if not self.partition:
@@ -131,13 +132,14 @@ class PeerExchange(NoExchange):
         self.barrier()  # nobody reads this rank's memory any longer
 
     def gather_partials(self):
-        """Without a barrier after it: the one before the weights' is enough, as no partial is written until then."""
+        """Without a barrier after it: no partial is written before the next step, and until then every rank waits for
+        every other to take its weights."""
         self.barrier()
         peer_all_gather(self.partials, self.rank, bounds=self.partition.piece_bounds)
 
     def gather_weights(self):
-        """Nor is there one here: before a rank writes a weight again it meets the others in the next step's first
-        barriers. Whoever reads the weights in between may; they change nothing."""
+        """Nor is there a barrier after this: before a rank writes a weight again it meets the others in the next step's
+        norm. Reading the weights in between is allowed."""
         self.barrier()
         peer_all_gather(self.weights, self.rank, bounds=self.partition.bounds)
 
@@ -149,7 +151,8 @@ class PeerExchange(NoExchange):
         self.overlap.send_weights()
 
     def gather_mixed(self, mixed):
-        """Nor here."""
+        """Nor after this. Where parts of the weights have left (`send_weights`), the others' signals stand for the
+        barrier before it."""
         if getattr(self.overlap, "sent", 0):
             self.overlap.finish_weights(mixed)
         else:
@@ -167,6 +170,8 @@ class PeerExchange(NoExchange):
 
     def close(self):
         atexit.unregister(self.close)
+        if self.overlap:
+            self.overlap.parameters.overlapped = False
         with contextlib.suppress(NumdiffError):  # a GPU that has failed: the driver cleans up after the process
             mapped, self.mapped = self.mapped, []
             self.gpu.close_shared(mapped)

@@ -9,7 +9,7 @@
 A kernel with a fault ends in a `KernelFault`, whose `faults` each say kind, file, line, block and thread. `numdiff
 kernels check` does this for the project's own kernels.
 
-Read values.py (Numba's arithmetic), memory.py (what is known about every byte), arrays.py (as what a kernel sees it),
+Read values.py (Numba's arithmetic), memory.py (what is known about every byte), arrays.py (how a kernel sees it),
 access.py (what is checked), schedule.py (who runs when), launch.py (a launch), memory_spaces.py (its arrays) and
 reports.py (its faults). rewrite.py and namespace.py turn a kernel's source into a function that calls them.
 """

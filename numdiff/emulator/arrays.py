@@ -1,7 +1,7 @@
 """The arrays that a kernel sees over a memory.
 
-Where nothing is checked, a plain NumPy view (`IntegerArray` for integers, whose elements must be Numba's, `RecordArray`
-for a structured type); a `CheckedArray` where every access is, by access.py.
+Where accesses are checked, by access.py, it is a `CheckedArray`. Where they are not, it is a plain NumPy view, or an
+`IntegerArray` of integers, whose elements must be Numba's, or a `RecordArray` of a structured type.
 """
 import functools
 import math

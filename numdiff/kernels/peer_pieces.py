@@ -9,7 +9,8 @@ MATHEMATICS
     pieces. `peer_all_gather` (peer_reduce.py) moves one run of elements a rank.
     So do gradients that are complete at one moment of the backward pass (distributed/overlap.py): they are added up and
     copied while it goes on, by as few blocks as the caller says, because every multiprocessor that they are on is one
-    that the backward's kernels have to share.
+    that the backward's kernels have to share. Where copy engines have brought them here, they are added up afterwards,
+    from this GPU's memory (distributed/copies.py).
 SHAPES
     x_0 … x_(N-1), y: flat float32, or words of 4 bytes (`as_words`); half: flat like y, float16 or bfloat16;
     pieces: int64 (P, 4), rows (buffer, first, to, count) as `pieces_of` cuts them: at most PIECE elements, all of them
@@ -31,7 +32,7 @@ COST
 SOURCE
     plain bookkeeping, no source.
 READ NEXT
-    numdiff/nn/partition.py and numdiff/distributed/overlap.py, which say what is moved.
+    numdiff/nn/partition.py, numdiff/distributed/overlap.py and numdiff/distributed/copies.py, which say what is moved.
 """
 import numpy as np
 

@@ -1,6 +1,7 @@
 """Several ranks: what they compute, what they leave, how they end. The jobs run under mpiexec, on the CPU engine."""
 import contextlib
 import functools
+import itertools
 import multiprocessing
 import os
 import pathlib
@@ -38,7 +39,7 @@ from numdiff.nn import AdamW, DiT, Linear, Module, UNet
 from numdiff.nn import partition as partition_module
 from numdiff.nn.model import Model
 from numdiff.nn.module import FlatParameters
-from numdiff.nn.optimizer import LossScale
+from numdiff.nn.optimizer import LossScale, matrices_in
 from numdiff.nn.partition import Partition
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from numdiff.training.report import read_stats
@@ -1079,6 +1080,74 @@ def test_weights_leave_part_by_part_while_the_others_are_updated(count, monkeypa
                                                *["copy"] * (count - 1))]
         assert log[-(len(sent) * copies.PARTS + 2):-2] == sent * copies.PARTS
         assert log[-2] == "join" and log[-1].startswith("pieces ")
+
+
+@pytest.mark.parametrize("case", ["muon", "frozen", "fp32", "microbatches"])
+def test_updates_after_copies_have_the_bits_of_those_after_kernels(case, monkeypatch):
+    """Where weights leave all at once (Muon, frozen parameters), where there is no copy of 16 bits, and where several
+    microbatches come before the one whose gradients leave; of three steps, as signals serve again."""
+    from numdiff.diffusion import Diffusion
+    from numdiff.nn import Muon
+    from numdiff.training.step import TrainingStep
+    monkeypatch.setattr(DiT, "exchange_beside", "copies")
+    for module in overlap, partition_module:
+        monkeypatch.setattr(module, "peer_copy_pieces", lambda buffers, own, table, half=None, blocks=None:
+                            peer_copy_pieces_reference(buffers, own, table, half))
+    gpus = {}  # of the ranks' threads
+
+    def copied(target, source):
+        np.copyto(target, source)
+        gpus[threading.get_ident()].note("copy")
+
+    monkeypatch.setattr(copies, "copy_into", copied)
+
+    def body(blocks, communicator, _):
+        communicator.transport, gpu = "peer", Streams()
+        gpus[threading.get_ident()] = gpu
+        model = random_model("dit")
+        parameters = model.parameters
+        if case == "frozen":
+            parameters.freeze(["blocks.0.*"])
+        if case != "fp32":
+            model.compute_in_half("bfloat16")
+        matrices = model.matrices() if case == "muon" else None
+        atoms = [(first, end) for *_, first, end in matrices_in(parameters, matrices)] if matrices else ()
+        parameters.grad = parameters.grad.view(GpuArray)
+        for entry, parameter in parameters._entries():
+            parameter.grad = parameters._view(np.asarray(parameters.grad), entry)
+        parameters.grad.backend = gpu
+        partition = Partition(parameters, communicator, atoms=atoms)
+        partition.partials = partition.partials.astype(np.float32)
+        partition._own = partition.partials[slice(*partition.piece_bounds[communicator.rank:][:2])]
+        partition.exchange = found = exchange.make_exchange(communicator, parameters, partition)
+        assert parameters.overlapped == (blocks > 0) and (found.weight_parts is not None) == (blocks > 0)
+        settings = {"learning_rate": 0.01, "clip_norm": 1.0, "partition": partition}
+        optimizer = Muon(parameters, matrices, **settings) if matrices else AdamW(parameters, **settings)
+        step = TrainingStep(model, Diffusion(), optimizer, 2, 1 if case == "microbatches" else 2, exchange=found,
+                            seed=2, rank=communicator.rank, ranks=2)
+        rng, results = np.random.default_rng(communicator.rank), []
+        for _ in range(3):
+            step.load(rng.integers(0, 256, (2, 8, 8, 3), np.uint8), np.array([0, 1], np.int32))
+            step.run()
+            own = slice(partition.first, partition.stop)
+            results.append([np.array(array) for array in (
+                parameters.data[own], *([] if parameters.half is None else [parameters.half]), optimizer.m,
+                step.telemetry(0, 3))])
+            communicator.gather(None)
+        assert not any(array.any() for array in getattr(found.overlap, "signals", ()))
+        communicator.gather(None)
+        found.close()
+        assert not parameters.overlapped
+        return results, gpu.log.count("beside: copy")
+
+    after, beside = ([], [])
+    for blocks, found in (0, after), (4, beside):
+        monkeypatch.setattr(overlap, "BLOCKS", blocks)
+        found += on_threads(2, monkeypatch, functools.partial(body, blocks))
+    for (want, none), (got, copies_beside) in zip(after, beside, strict=True):
+        assert none == 0 < copies_beside
+        for a, b in zip(itertools.chain(*want), itertools.chain(*got), strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 class Wide(Module):

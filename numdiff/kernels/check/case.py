@@ -64,8 +64,9 @@ def in_place(function, *names):
 
 
 def with_plain_sums(function):
-    """function() whose second pass over a row for each of a thousand columns is version 1, a thread a column; the cases
-    of few columns have blocks with a tree, which the emulator takes longer for than for what comes before."""
+    """run() whose second pass, a sum down each column, is version 1, a thread a column. The other version adds up in a
+    tree of a block's threads, for which the emulator would take longer than for all that comes before; the cases of few
+    columns have it."""
     def run(*arguments):
         with at_most({"column_sum": 1}):
             return function(*arguments)

@@ -24,10 +24,11 @@ from .hopper.layout import BK, BM, STAGES, SYMMETRIC_WIDTHS
 from .hopper.symmetric_epilogue import tiles_of
 from .hopper.work import schedule
 
+WORK = {(128, 128): 1.20, (128, 64): 1.25, (64, 64): 1.30}  # instructions for each multiply-add, counted for sm_90
 SHORTEST_SLICE = 64  # of K: below this the second pass costs more than the split saves
 SECOND_PASS = 400_000  # multiply-adds of one multiprocessor in the time that one more launch takes, about 3 µs
 SLICE_TRAFFIC = 0.25  # multiply-adds of one multiprocessor in the time that 132 write and read one partial sum
-# float16: ns of a multiprocessor for 64 of K and for the epilogue of a tile, on an H100 whose L2 cache feeds all at
+# 16 bits: ns of a multiprocessor for 64 of K and for the epilogue of a tile, on an H100 whose L2 cache feeds all at
 # once: 2.08 ns for each row of 64 k that comes in (0.80 µs for a step of 128 × 256), 2.5 for each column of a tile
 HALF_TILES = {6: {(BM, n): (2.08 * (BM + n), 2.5 * n) for n in STAGES},
               5: {(128, 128): (700.0, 600.0), (64, 64): (260.0, 200.0)}}
@@ -36,7 +37,6 @@ HALF_SLICE = 512  # of K: the shortest slice
 HALF_SECOND_PASS = 3000.0  # ns of a launch more
 HALF_START = 3000.0  # ns until a kernel's first tile is multiplied, and from the last one to the next kernel
 NS_PER_BYTE = 1 / 2500  # of partial sums, written and read
-WORK = {(128, 128): 1.20, (128, 64): 1.25, (64, 64): 1.30}  # instructions for each multiply-add, counted for sm_90
 
 
 # What moves 16 bytes at a time ----------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def half_tile(backend, version, batch, M, N, K, can_split):
         return tile, slices, PAIRS and version == 6 and pairs_fit(M, batch)
 
     def measured(choice):
-        tile_m, tile_n, slices, *pairs = choice  # a table of before says nothing of pairs
+        tile_m, tile_n, slices, *pairs = choice  # older tables say nothing of pairs
         if (tile_m, tile_n) not in HALF_TILES[6] or not 1 <= slices <= (-(-K // BK) if can_split else 1):
             raise ValueError(f"rung 6 has no tile {tile_m} × {tile_n}, or this product not {slices} slices of K")
         if len(pairs) > 1 or pairs and pairs[0] not in range(1 + pairs_fit(M)):

@@ -9,17 +9,13 @@ WHY IT PAYS
     cut. A B/2's have 288 of 128 × 192: 264 are multiplied whole, in two waves, and 24 are cut. Where tiles nearly fill
     the waves that they need, as XL/2's 648 do, none is cut (`choose`).
 TILES THAT ARE CUT
-    A block stores its part of a tile in the order of its registers, and counts it, each consumer warpgroup its own
-    half. The warpgroup that comes last adds up all parts, in their order, and writes the result: no second launch. A
-    fence on both sides of the count lets it see the others' parts; `cuda.atomic.inc` wraps, so the counter is 0 again
-    for the next launch. No block waits for another.
+    hopper/group_schedule.py says where, and hopper/parts.py how whoever comes last adds up the parts.
     The row sums, whose steps along K the tiles of a row share, are added up by another launch (../second_pass.py).
 DETERMINISM
     as hopper/kernel.py and hopper/group_schedule.py: every order is fixed by the sizes and the number of
     multiprocessors, whichever block is the last.
 SOURCE
-    as hopper/group_schedule.py; CUDA programming guide, "Memory Fence Functions", whose example is a last block that
-    adds up the others' sums.
+    as hopper/group_schedule.py and hopper/parts.py.
 READ NEXT
     ../linear_gradients.py, which launches it.
 """

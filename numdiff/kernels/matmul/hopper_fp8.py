@@ -22,7 +22,7 @@ WHAT IS NEW, AND WHY IT PAYS
 WHAT REMAINS
     With promotion a thread holds two sets of accumulators, so a tile has at most 192 columns, and the L2 cache, from
     which 128 + BN rows of 128 bytes come for each stage, limits the kernel sooner than float16's. Blocks of a cluster
-    that share what they fetch would help.
+    that share what they fetch (PAIRS in hopper/producer.py) would help.
 VERSIONS
     one, in tiles of 128 × 64, 128, 192 and, without promotion, 256
 MEASURED

@@ -134,7 +134,7 @@ def _numpy(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate, residua
 # 16 bits --------------------------------------------------------------------------------------------------------------
 
 def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version, row_sums):
-    """matmul_forward for float16 operands on a device; c float16 or float32."""
+    """matmul_forward for operands of 16 bits on a device; c like them, or float32."""
     if is_half(c.dtype) and accumulate:
         residual, accumulate = c, False  # each output is read by the thread that writes it, before it does
     wide = by_eight((a, b, c, residual), (M if transpose_a else K, K if transpose_b else N, N))

@@ -13,10 +13,10 @@ operation that a function calls (`K.groupnorm_forward`: kernels/groupnorm).
     feed_forward.py   two products and the GELU or SwiGLU between them
     movement.py       parts, pairs, patches, resolutions
     embeddings.py     of timesteps and classes
-    losses.py         what training makes small
-    gradients.py      where gradients of weights go; of the other files' use alone
+    losses.py         what training minimises
+    gradients.py      where gradients of weights go; for the other files alone
 
-All names are here, too: `from numdiff.nn import functional as F`, then `F.linear`.
+The operations' names are here, too: `from numdiff.nn import functional as F`, then `F.linear`.
 """
 from .attentions import attention, qk_norm_rope, sparse_linear_attention
 from .convolutions import conv2d, depthwise_conv2d, depthwise_layer_norm

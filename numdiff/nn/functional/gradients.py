@@ -25,7 +25,7 @@ def gradient_to_fill(weight):
 
 def gradients_of(weight, bias, aside=None):
     """What `linear_backward` is told of a linear layer's gradients: where they are, if they are wanted, and whether the
-    weight's is added to; or `aside`, where they come together with others (together.py)."""
+    weight's is added to; or `aside`, where they come together with others (../together.py)."""
     if aside is not None:
         return {"dweight": None, "dbias": None, "aside": aside}
     dweight, accumulate = gradient_to_fill(weight)

@@ -1,4 +1,4 @@
-"""What training makes small: a tensor of one value."""
+"""What training minimises: a tensor of one value."""
 from collections.abc import Sequence
 
 from ... import kernels as K

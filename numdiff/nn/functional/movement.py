@@ -1,4 +1,4 @@
-"""Numbers come to other places: parts of a tensor, two as one, patches, other resolutions."""
+"""Numbers that change places: parts of a tensor, two as one, patches, other resolutions."""
 import numpy as np
 
 from ... import kernels as K

@@ -39,7 +39,7 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual
 
 def together(x: Tensor, *weights: Parameter) -> contextlib.AbstractContextManager:
     """Context in which the gradients of linear layers with these weights are made in one launch, if there is a kernel
-    for it on what x (..., K) is like, and that is faster (together.py)."""
+    for it on what x (..., K) is like, and that is faster (../together.py)."""
     joins = (is_recording() and is_half(x.dtype) and not any(w.frozen or float8.layer_of(w, x.data) for w in weights)
              and K.linear_gradients_supports(x.data, [w.shape for w in weights]))
     return grouped(weights) if joins else contextlib.nullcontext()
@@ -93,12 +93,13 @@ def stack_gradients(dy, x, layers):
 
 def stack_columns(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]], count: int,
                   runs: Sequence[int]) -> Iterator[list[Tensor]]:
-    """`columns` of the `linear_stack` of trained layers, `count` of each, for a run of neighbours after the other, each
-    when it is asked for.
+    """`columns` of the `linear_stack` of trained layers, `count` of each layer: the columns of a run of neighbouring
+    layers each time that this is asked for the next.
 
-    runs: how many layers belong to each. In the backward pass the gradients of a run's parameters come as soon as those
-    of its columns are there, so before those of the runs before it. The bits are those of all at once.
-    Frozen layers, and columns that `gate_adaln` does not take, come all at once.
+    runs: how many layers each has. In the backward pass the gradients of a run's parameters are made as soon as those
+    of its columns are there, before the passes of earlier runs' columns; they may leave for other ranks then
+    (distributed/overlap.py). The bits are those of all at once. Frozen layers, and columns that `gate_adaln` does not
+    take, come all at once.
     """
     if len(runs) == 1 or not (trains(layers[0][0]) and K.gate_adaln_supports(x.data, len(layers[0][1].data) // count)):
         yield columns(linear_stack(x, layers), count * len(layers))

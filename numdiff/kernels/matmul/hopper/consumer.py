@@ -1,9 +1,9 @@
 """A consumer of Hopper's matmul: a warpgroup multiplies its 64 rows of a tile, and writes the results.
 
-    bias            two numbers a thread are asked for before the main loop, and left in shared memory after it
+    bias            asked for before the main loop, needed after it: staging.py
     main loop       main_loop.py
-    parts           of a tile that is cut: parts.py
-    epilogue        block by block of 64 columns; which one a kernel has, its constants say (`write_block`)
+    parts           of a tile that is cut among blocks: parts.py
+    epilogue        one block of 64 columns after the other; the kernel's constants choose which (`write_block`)
 
 SOURCE
     kernel.py.
@@ -117,7 +117,7 @@ def consume(ring, staging, unit, stride, maps, arrays, work, epilogue):
         place = Place(int32(tile.row * BM + consumer * 64), int32(tile.column * COLUMNS), thread_row, lane)
         if SWIGLU:
             b0, b1 = prefetch_biases(BN, arrays.bias, place.first_column, work.N, epilogue.has_bias)
-        elif BIASED:  # it comes while the tile is multiplied
+        elif BIASED:  # the bias comes while the tile is multiplied
             gap = int32(0)
             if STACKED:
                 gap = int32(uint32(place.first_column) // uint32(work.seam)) * arrays.residual.bias_gap
@@ -133,7 +133,7 @@ def consume(ring, staging, unit, stride, maps, arrays, work, epilogue):
             for i in range(ACCUMULATORS):
                 acc[i] *= scale
         if GATE:
-            bar_sync(uint32(consumer + 1), uint32(WARPGROUP))  # all have read the bias before
+            bar_sync(uint32(consumer + 1), uint32(WARPGROUP))  # all have read the last tile's bias
         if BIASED:
             stage_bias(BN, staging, b0, b1)
         part, target, extent = tile.part, arrays, work

@@ -1,14 +1,13 @@
 """Epilogues of Hopper's matmul: what becomes of the accumulators.
 
-AN EPILOGUE runs on the consumers while the tensor cores are idle. The products of a 128 × 256 tile take them about
-16,000 cycles for K = 768, so every thousand cycles of an epilogue cost 6 %, and it is kept short:
+AN EPILOGUE runs on the consumers while the tensor cores are idle. The main loop of a 128 × 256 tile takes about 16,000
+    cycles for K = 768, so every thousand cycles of an epilogue cost 6 %, and it is kept short:
 
-    float16         alpha · accumulator + bias + residual; 16 words of two results are made in registers, then stored in
-                    a tile of shared memory, which TMA writes while the next is made (staging.py)
+    float16         alpha · accumulator + bias + residual; TMA writes one tile while the next is made (staging.py)
     float32         pairs of lanes exchange halves, so that each writes 16 bytes of one row
-    gate            residual + gate · (accumulator + bias), the gate a row for each image: what stands between a DiT's
-                    branches, where nobody will ask for the branch itself. The residual arrives by `exchange`
-                    (exchange.py), and the gate in registers before the main loop
+    gate            residual + gate · (accumulator + bias), the gate a row for each image: how a DiT joins its branches,
+                    where no backward will ask for the branch itself. The residual arrives by `exchange` (exchange.py);
+                    the gates are loaded into registers before the main loop
     layer scale     z = accumulator + bias and residual + scale · z, two tiles at once
 
     GELU, GELU'     gelu_epilogues.py; as E4M3, for a next product of 8 bits, fp8_epilogues.py
@@ -16,7 +15,7 @@ AN EPILOGUE runs on the consumers while the tensor cores are idle. The products 
     symmetric       symmetric_epilogue.py
 
 FIRST ALL LOADS, then the arithmetic, last all stores: the compilers move no load past a store, and nothing would
-    overlap. What is beyond the edges is computed from the last row or columns that there are, and never written.
+    overlap. What lies beyond the edges is computed from the last rows and columns that there are, and never written.
 
 SOURCE
     kernel.py; PTX ISA, section 9.7.9.27 (cp.async.bulk.tensor).
@@ -119,7 +118,7 @@ def prefetch_gates(gates, groups, gated, place, work):
 def epilogue_gate(block, turn, acc, gates, place, staging, work):
     """residual + gate · (accumulator + bias), in the tile that holds the residual; the next turn.
 
-    The sum in brackets is rounded first, as it is where another kernel reads it, gates it and adds: the same bits.
+    The sum in brackets is rounded first, as it is where a kernel of its own gates it and adds: the same bits.
     """
     first_row, first_column, thread_row, lane = place
     tiles = staging.tiles
@@ -148,7 +147,7 @@ def epilogue_gate(block, turn, acc, gates, place, staging, work):
 
 @cuda.jit(device=True, forceinline=True)
 def epilogue_layer_scale(block, acc, place, staging, maps, residual, scale, work, keeps_z):
-    """z = accumulator + bias, if it is kept, and residual + scale · z, as `epilogue_gelu` writes its two."""
+    """z = accumulator + bias, if it is kept, and residual + scale · z, by way of a tile in shared memory for each."""
     first_row, first_column, thread_row, lane = place
     tiles, base = staging.tiles, staging.base
     column = int32(first_column + 64 * block)

@@ -1,8 +1,9 @@
 """Tiles that an epilogue of Hopper's matmul reads, and what it leaves in their place, by a warp that is idle.
 
-The residual of a gated product, u of GELU' and of SwiGLU's backward: a thread of the producer's warpgroup, one for each
-consumer, asks TMA for them while the product is made, and stores the results as soon as the consumer has left them in
-the tile's place. So no consumer waits for memory, neither for what comes nor for what goes.
+They are the residual of a gated product, and u of GELU' and of SwiGLU's backward. A thread of the producer's warpgroup,
+one for each consumer (CUTLASS: an epilogue load warp, which here stores, too), asks TMA for them while the product is
+made, and stores the results as soon as the consumer has left them in the tile's place. So no consumer waits for memory,
+neither for what comes nor for what goes.
 
 TWO BARRIERS A TILE: `loaded`, on which TMA counts bytes, and `ready`, at which the consumer's four warps arrive.
 
@@ -39,8 +40,8 @@ def fetch_tiles(count, again, tile, maps, barrier, x, y):
 
 @cuda.jit(device=True, forceinline=True)
 def return_tiles(count, again, eight, tile, maps, x, y):
-    """Store what `fetch_tiles` has brought, in `maps.c`; eight: it has become bytes, see fp8_epilogues.py; again: the
-    tile beside goes to where it came from."""
+    """Store what has become of the tiles of `fetch_tiles` in `maps.c`; eight: they are bytes now, see fp8_epilogues.py;
+    again: the tile beside it goes to where the first came from."""
     if eight:
         for i in range(4):
             tma_store_2d(tile + uint32(i * WARP_BYTES), maps.c, uint32(x), uint32(y + 16 * i))
@@ -56,11 +57,12 @@ def return_tiles(count, again, eight, tile, maps, x, y):
 @cuda.jit(device=True, forceinline=True)
 def exchange(paired, count, again, eight, consumer, blocks, unit, stride, staging, maps, work):
     """One thread brings the tiles of `maps.d` that a consumer needs in its epilogue, and takes its results to
-    `maps.c`: one for each block of 64 columns, or `count`. again: of two results the second belongs where the one tile
-    has come from; as no other block reads that, it may be overwritten.
+    `maps.c`: one for each block of 64 columns, or `count` (u1 and u2, du1 and du2).
 
-    A tile waits in one of two buffers while the product is made; the consumer overwrites it, and as soon as it has been
-    written to memory from there the next but one follows. No consumer waits for a store.
+    again: one tile comes, u, and two go; the second, GELU(u), goes to where u came from, which no other block reads
+
+    A tile waits in one of two buffers while the product is made. The consumer overwrites it with its results, and once
+    TMA has read those the tile after the next is fetched into the buffer.
     """
     turn = int32(0)
     x_1 = y_1 = x_2 = y_2 = int32(0)  # where the last tile and the one before it belong

@@ -7,10 +7,11 @@ special functions such as tanh. So every instruction counts:
         y' = s + 2 x s (1 - s) · du/dx,   s = (1 + tanh u) / 2 = 1 / (1 + e^-2u)    11 instructions, two of them special
 
 tanh.approx is wrong by 2⁻¹¹ of its value at most, and so y by 2⁻¹² · |x|: half a unit in the last place of the float16
-that x > 0 is rounded to. In the derivative that error would be multiplied by x · du/dx, which grows as x³: there s
-comes from an exponential and a reciprocal, both exact to 2⁻²², and 1 - s goes to zero faster than x³ grows. With that s
-y is x · s, one multiplication more: what the backward multiplies by instead of keeping y. It is nearer to GELU than the
-y of the forward, from which it differs by the error of tanh.approx, and by the rounding of x, which is read as stored.
+that x > 0 is rounded to. In the derivative that error would be multiplied by x · du/dx, which grows as x³. There s
+comes from an exponential and a reciprocal, both exact to 2⁻²², and 1 - s goes to zero faster than x³ grows.
+
+y = x · s is then one multiplication more, by which the backward makes y again instead of keeping it. That y is nearer
+to GELU than the forward's; they differ by the error of tanh.approx, and as the backward reads x rounded.
 
 SOURCE
     Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
@@ -45,6 +46,7 @@ def fast_gelu_gradient(x):
 
 @cuda.jit(device=True, forceinline=True)
 def gelu_and_gradient(x):
+    """(y, y'), both from one s."""
     square = x * x
     s = reciprocal(float32(1) + power_of_two(x * (LOG_SLOPE + LOG_CUBE * square)))
     return x * s, s + s * (float32(1) - s) * (x * (SLOPE_2 + CUBE_6 * square))

@@ -1,4 +1,5 @@
-"""Several products with the same K in one launch of Hopper's matmul: who multiplies which tile, over which steps.
+"""A grouped GEMM: several products with the same K in one launch of Hopper's matmul; who multiplies which tile, and
+over which steps.
 
     C_p (M_p, N_p) = A_p · B_p over K, for up to four products p: the gradients of a transformer block's four weights,
     each of which by itself has too few tiles for all multiprocessors, or a few more than they take in one round
@@ -63,8 +64,9 @@ class Group(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """A block's way through its units. A unit below `whole` is a tile; one from there on is a step of the tiles that
-    are cut, at which a part begins: slices with a block of their own are numbered first, then the last slices.
+    """A block's way through its units. A unit below `whole` is a tile's number; one from there on is `whole` plus the
+    number of a step of the tiles that are cut, at which a part begins. The steps of slices with a block of their own
+    are numbered first, then those of the last slices.
 
     stride: from one whole tile to the next; begin, last: the block's first step, and the one after its last
     """
@@ -75,7 +77,7 @@ class Walk(NamedTuple):
 
 
 class GroupTile(NamedTuple):
-    """A unit of work. As `WorkTile`; product: the one it belongs to; number: the tile's among those of all products."""
+    """As `WorkTile` (work.py); product: the one it belongs to; number: the tile's among those of all products."""
 
     part: int
     row: int

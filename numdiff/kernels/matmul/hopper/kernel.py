@@ -14,7 +14,7 @@ WHAT IS NEW, AND WHY IT PAYS
         holds data on its way, and what lies outside a matrix arrives as zeros.
     Warp specialisation: warpgroup 0 only asks for tiles, warpgroups 1 and 2 only multiply. Between them are STAGES
         pairs of tiles in shared memory, with two mbarriers for each: `full`, on which TMA counts bytes, and `empty`,
-        at which the two consumers arrive when they have read it.
+        at which whoever reads it arrives afterwards: the two consumers, and the warps that add up rows.
     Persistence: there are as many blocks as multiprocessors, and each takes every gridDim-th tile of C. While the
         consumers write one tile, the producer already fetches the first stages of the next.
 A BLOCK'S TILE is 128 × BN, one half of the rows for each consumer, which holds them as BN / 2 float32 a thread.
@@ -23,8 +23,8 @@ A BLOCK'S TILE is 128 × BN, one half of the rows for each consumer, which holds
     small product fills the GPU. ../choice.py chooses.
 WHO DOES WHAT  (384 threads: three warpgroups)
     thread 0 asks for tiles of A and B       `produce`: every transpose, pairs of blocks, batches
-    warps 1, 2 run beside the products       `sum_rows`, of A: a bias's gradient; or `exchange`: tiles that an epilogue
-                                             needs, such as u for GELU', and its results, in and out
+    warps 1, 2 run beside the products       `sum_rows`, of A: a bias's gradient; or `exchange`, by a thread of each:
+                                             tiles that an epilogue needs, such as u for GELU', and its results
     warpgroups 1, 2 multiply, and write      `consume`: `main_loop`, then an epilogue
 WHAT ONE TEXT SERVES, each explained where it is done
     sums that are long, in slices            work.py
@@ -40,7 +40,7 @@ MEASURED
 LAUNCH
     grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory, or
     65536 beside TWO_TILES_STAGES stages. The kernel is compiled for 168 registers a thread; the producer gives back all
-    but 40, the consumers take 232 (with row sums 56 and 224).
+    but 40, the consumers take 232 (56 and 224 where the kernel can make row sums).
 NEEDS
     sm_90a; all contiguous extents multiples of 8, because TMA needs rows that are multiples of 16 bytes; otherwise M, N
     and K are free, but for a batch.
@@ -98,7 +98,7 @@ from .row_sums import sum_rows
 from .staging import Staging
 
 PAIR_WIDTHS, PAIR_ACTIVATIONS = (256, 192), ("gelu", "gelu_gradient", "gelu_again_gradient")
-REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consumer's thread, without and with row sums
+REGISTERS = {False: (40, 232), True: (56, 224)}  # of a producer's and a consumer's thread, by ROW_SUMS
 give_registers = Constant(lambda ROW_SUMS: make_setmaxnreg(REGISTERS[ROW_SUMS][0], False))
 take_registers = Constant(lambda ROW_SUMS: make_setmaxnreg(REGISTERS[ROW_SUMS][1], True))
 

@@ -5,12 +5,12 @@ SHARED MEMORY of a block, in this order:
     tiles of 64 × 64      two for each consumer's epilogue, or two pairs (staging.py)
 A DESCRIPTOR tells wgmma where a matrix begins, and how far it is from eight rows to the next eight, and from one box of
     64 columns to the next.
-THE ORDER OF TILES: GROUP rows of them sweep over the columns of C together.
+THE ORDER OF TILES (CUTLASS: rasterisation): GROUP rows of them sweep over the columns of C together.
 
 SOURCE
     PTX ISA, section 9.7.15.5.1 (matrix descriptors).
 READ NEXT
-    work.py
+    work.py (the constants and arguments can be looked up as they occur)
 """
 from typing import NamedTuple
 
@@ -33,8 +33,9 @@ TWO_TILES_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
 TWO_TILES = "gelu_again_gradient", "swiglu_gradient"
 SWIGLU_WIDTHS = 256, 128  # of a tile that has two blocks of 64 columns, or four, in pairs
 SYMMETRIC_WIDTHS = 128, 256  # 192 takes as many tiles of a symmetric matrix as 256, or more
+# what follows a product in its kernel, and the widths of tile that there are for it
 ACTIVATIONS = {"gate": STAGES, "gelu": STAGES, "gelu_gradient": STAGES, "swiglu": SWIGLU_WIDTHS,
-               "swiglu_gradient": STAGES, "layer_scale": (256, 128, 64), "gelu_again_gradient": STAGES}  # widths
+               "swiglu_gradient": STAGES, "layer_scale": (256, 128, 64), "gelu_again_gradient": STAGES}
 GROUP = 16  # rows of tiles that share a sweep over the columns, so that both operands of a round stay in the L2 cache
 
 
@@ -51,27 +52,27 @@ def shared_bytes(width, two_tiles=False):
 # Constants of a kernel ------------------------------------------------------------------------------------------------
 
 BN = Constant()  # columns of a block's tile: 64, 128, 192 or 256
-A_ALONG_M, B_ALONG_N = Constant(), Constant()  # how the operands lie: along k, or along m or n
-HALF = Constant()  # whether the result is float16
+A_ALONG_M, B_ALONG_N = Constant(), Constant()  # how the operands lie: along k (K-major), or along m or n (MN-major)
+HALF = Constant()  # whether the result has 16 bits
 FP8 = Constant()  # whether the operands are E4M3, both along k: see ../hopper_fp8.py
 PROMOTED = Constant()  # … and each stage's products are added up apart
-EIGHT = Constant()  # … and so is what GELU, or its derivative, makes of the result
+EIGHT = Constant()  # … and what GELU, or its derivative, makes of the result is E4M3, too
 PAIRED = Constant()  # two blocks of a cluster share their tiles of B: PAIRS in producer.py
 BATCHED = Constant()  # more than one product: BATCHES in producer.py
-SYMMETRIC = Constant()  # … of a symmetric result, of which only one half is multiplied
+SYMMETRIC = Constant()  # … and their results are symmetric, so that one half of each is multiplied
 STACKED = Constant()  # B, or C where A lies along m, are several matrices at equal distances: ../stack.py
-GROUPED = Constant()  # several products with the same K: group_schedule.py
+GROUPED = Constant()  # several products with the same K (a grouped GEMM): group_schedule.py
 GATE = Constant()  # the result is gated and added to another matrix
-GELU = Constant()  # GELU of the result as a second one
-GELU_GRADIENT = Constant()  # the result times GELU' of another matrix
-GELU_AGAIN_GRADIENT = Constant()  # … and GELU of that matrix in its place
-SWIGLU = Constant()  # SwiGLU of the result as a second one
+GELU = Constant()  # GELU of the result is a second result
+GELU_GRADIENT = Constant()  # the result is multiplied by GELU' of another matrix
+GELU_AGAIN_GRADIENT = Constant()  # … and GELU of that matrix is written in its place
+SWIGLU = Constant()  # SwiGLU of the result is a second result
 SWIGLU_GRADIENT = Constant()  # SwiGLU's backward with the result as dy: twice as many columns
-LAYER_SCALE = Constant()  # the result times a vector, plus the residual, as a second one
+LAYER_SCALE = Constant()  # the result times a vector, plus the residual, is a second result
 TILES_OF_BLOCK = Constant(lambda GELU_AGAIN_GRADIENT, SWIGLU_GRADIENT:
                           2 if GELU_AGAIN_GRADIENT or SWIGLU_GRADIENT else 1)  # that leave shared memory together
 EXCHANGES = Constant(lambda GATE, GELU_GRADIENT, TILES_OF_BLOCK: GATE or GELU_GRADIENT or TILES_OF_BLOCK == 2)
-BIASED = Constant(lambda HALF, GATE, EXCHANGES, SYMMETRIC: HALF and (GATE or not EXCHANGES and not SYMMETRIC))  # maybe
+BIASED = Constant(lambda HALF, GATE, EXCHANGES, SYMMETRIC: HALF and (GATE or not EXCHANGES and not SYMMETRIC))  # can be
 GROUPS = Constant(lambda BN: BN // 8)  # of eight columns in a tile
 BLOCKS = Constant(lambda BN, SWIGLU: BN // 64 // (2 if SWIGLU else 1))  # of 64 columns in a tile, or pairs of such
 COLUMNS = Constant(lambda BLOCKS: BLOCKS * 64)  # of a tile, or of each half in it
@@ -101,7 +102,7 @@ class Maps(NamedTuple):
 class Arrays(NamedTuple):
     """c: a float32 result (or partial ones); bias (N,) float32; residual (M, N) float16, or a `Gated`, whose residual
     has a tensor map, or a `Stack`; row_sums (M,) float32, with LAYER_SCALE the scale (N,). Of a group c are the
-    products' results, bias the parts of tiles that are cut, residual how many of them there are, row_sums all sums."""
+    products' results, bias the parts of tiles that are cut, residual the counters of these parts, row_sums all sums."""
 
     c: object
     bias: object
@@ -140,7 +141,7 @@ class Work(NamedTuple):
         and units count pairs of tiles
     M: of all matrices of a batch; seam: the first column of the matrix in two parts that is the second part's, or M of
         one matrix of a batch, or the rows of one weight of a stack
-    k_tiles: steps along K, slice_tiles: of one slice; alone: units with a block of their own (`schedule`)
+    k_tiles: steps along K, slice_tiles: of one slice; alone: units with a block of their own (`schedule`, work.py)
     """
 
     M: int
@@ -156,7 +157,8 @@ class Work(NamedTuple):
 
 class Epilogue(NamedTuple):
     """What becomes of the accumulators. has_residual: with an activation, whether u is written, too;
-    has_row_sums: 0, or WRITE_ROW_SUMS, ADD_ROW_SUMS; diagonal: what a symmetric C has added where row == column."""
+    has_row_sums: 0, or WRITE_ROW_SUMS, ADD_ROW_SUMS of row_sums.py; diagonal: what is added to a symmetric C where
+    row == column."""
 
     alpha: float
     has_bias: int

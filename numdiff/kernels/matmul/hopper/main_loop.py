@@ -1,10 +1,10 @@
 """The main loop of Hopper's matmul: a consumer's products of one tile, stage after stage.
 
-A stage is four wgmma of 16 along k (of E4M3, 32), in one group. While a group runs the next stage is waited for and its
-group issued; then the stage before has been read, and the producer may fill it. So the tensor cores always have a group
-to go on with.
+A stage is four wgmma of 16 along k (of E4M3, 32), in one group. While a group runs, the next stage is waited for and
+its group issued. As soon as no more than that one is under way, the stage before has been read, and the producer may
+fill it again. So the tensor cores always have a group to go on with.
 
-`promoted_loop` is for E4M3, of whose sums the tensor cores keep too few bits (../hopper_fp8.py).
+`promoted_loop` is for E4M3, of whose sums the tensor cores keep too few bits (PROMOTION in ../hopper_fp8.py).
 
 SOURCE
     PTX ISA, section 9.7.15 (wgmma).
@@ -29,7 +29,7 @@ wgmma_wait = Constant(lambda BN: make_wgmma_wait(BN, pin=False))
 
 @cuda.jit(device=True, forceinline=True)
 def release(ring, stage):
-    """A warpgroup has read a stage: both producers of a pair may fill it."""
+    """A warpgroup has read a stage: its producer, of a pair both, may fill it again."""
     consumer_release(ring, stage)
     if PAIRED:
         mbarrier_arrive_cluster(cluster_address(barrier_at(ring.empty, stage), cluster_rank() ^ uint32(1)))
@@ -83,7 +83,7 @@ def main_loop(acc, ring, stage, parity, steps, a_offset, elected):
 @cuda.jit(device=True, forceinline=True)
 def promoted_loop(sums, ring, stage, parity, steps, a_offset, elected):
     """As `main_loop`, with each stage's products in accumulators of their own, which float32 additions then add to
-    `sums`: the tensor cores keep fewer bits of a sum. Meanwhile they multiply for the other consumer."""
+    `sums`. Meanwhile the tensor cores multiply for the other consumer."""
     acc = cuda.local.array(ACCUMULATORS, "float32")
     for i in range(ACCUMULATORS):
         sums[i] = float32(0)

@@ -1,10 +1,13 @@
-"""Tiles that are cut along K in one launch: a consumer leaves its part, and the one that comes last adds up all.
+"""Tiles that are cut along K in one launch (Stream-K's fix-up): each consumer leaves its part, the last adds up all.
 
-A warpgroup stores its part in the order of its registers, and counts it. Whoever counts the last one adds up the parts,
-in their order: no second launch, and no block waits for another (../group.py tells why the fences are there).
+A consumer warpgroup stores its part, one half of the rows, in the order of its registers, and counts it. The one that
+comes last adds up all parts, in their order, and goes on to the epilogue: no second launch, and no block waits for
+another. A fence on both sides of the count lets it see the others' parts; `cuda.atomic.inc` wraps, so the counter is 0
+again for the next launch.
 
 SOURCE
-    group_schedule.py; ../group.py.
+    group_schedule.py; CUDA programming guide, "Memory Fence Functions", whose example is a last block that adds up the
+    others' sums.
 READ NEXT
     launcher.py
 """

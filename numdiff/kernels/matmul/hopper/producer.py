@@ -1,9 +1,10 @@
 """The producer of Hopper's matmul: one thread asks TMA for the tiles of A and B, stage after stage.
 
 FOUR TRANSPOSES, NO COPY
-    An operand whose neighbours in memory run along k is fetched as rows of 64 k, 128 bytes each. One whose neighbours
-    run along m or n is fetched as boxes of 64 k × 64 m, a row for each k, one box beside the other; its
-    descriptor says so, and wgmma reads it transposed. Either way rows of 128 bytes with a swizzle of 128 bytes.
+    An operand whose neighbours in memory run along k (CUTLASS: K-major) is fetched as rows of 64 k, 128 bytes each. One
+    whose neighbours run along m or n (MN-major) is fetched as boxes of 64 k × 64 m, a row for each k, one box beside
+    the other; the instruction says so, and wgmma reads it transposed. Either way rows of 128 bytes with a swizzle of
+    128 bytes.
 
         y  = x·Wᵀ   both along k             dx = dy·W    B along n              dW = dyᵀ·x   A along m, B along n
 TWO MATRICES AS ONE
@@ -17,10 +18,11 @@ PAIRS
     either producer may fill it again, so a consumer arrives at `empty` of both blocks, and a producer ends only when
     all have arrived. The products are the same ones, in the same order: the same bits.
 BATCHES
-    of float16 results, with M a multiple of 128 and K of 64: the matrices of C are one tall matrix, no tile has rows of
+    of 16-bit results, with M a multiple of 128 and K of 64: the matrices of C are one tall matrix, no tile has rows of
     two of them, and only the producer must know which matrix a tile belongs to, to fetch the right rows of A and B.
 STACKS
-    of weights at equal distances (../stack.py): the tensor map of B has the distance, and a box the weight's number.
+    of weights at equal distances (../stack.py): the tensor map of B knows the distance, and a box has the weight's
+    number as its third coordinate.
 
 SOURCE
     PTX ISA, section 9.7.9.27 (cp.async.bulk.tensor, also with .multicast::cluster).
@@ -72,8 +74,8 @@ def load_a(address, full, m, k, maps, seam):
 
 @cuda.jit(device=True, forceinline=True)
 def load_box(i, address, box_map, full, x, y, rows):
-    """Ask for box number i of B at column x and row y; of a pair of blocks each asks for every other, for both. rows:
-    of one matrix of a stack."""
+    """Ask for box number i of B at column x and row y; of a pair of blocks each asks for every other box, and both
+    receive it. rows: of one matrix of a stack."""
     if STACKED and not A_ALONG_M:
         matrix = uint32(y) // uint32(rows)
         tma_load_3d(address, box_map, full, uint32(x), uint32(y) - matrix * uint32(rows), matrix)

@@ -61,7 +61,7 @@ def add_lanes(value):
 
 @cuda.jit(device=True, forceinline=True)
 def write_rows(row_sums, start, row, M, lane, sums, add):
-    """A warp's 64 sums, from `row` on: lanes 0 … 7 write four each, and so do lanes 8 … 15."""
+    """A warp's 64 sums, from `row` on, written or added: lanes 0 … 7 have four each, and so do lanes 8 … 15."""
     s0, s1, s2, s3, s4, s5, s6, s7 = sums
     s0, s1, s2, s3 = add_lanes(s0), add_lanes(s1), add_lanes(s2), add_lanes(s3)
     s4, s5, s6, s7 = add_lanes(s4), add_lanes(s5), add_lanes(s6), add_lanes(s7)
@@ -92,7 +92,7 @@ def sum_rows(ring, tiles, unit, stride, arrays, work, summing):
         steps = int32(tile.end_k - tile.first_k)
         sums = zero, zero, zero, zero, zero, zero, zero, zero
         step, due = int32(0), int32(steps if STACKED and tile.column > 0 else tile.column)
-        if GROUPED:  # by their numbers, as its slices begin anywhere
+        if GROUPED:  # steps by their numbers, as its slices begin anywhere
             sharing = of_product(tile.product, work.tiles_n)
             due = int32(uint32(tile.column + tile.first_k * (sharing - 1)) % uint32(sharing))
         while step < steps:

@@ -1,13 +1,15 @@
 """A thread's results of Hopper's matmul, and the shared memory through which they go on their way out.
 
-An epilogue works on 64 × 64 outputs of a warpgroup at a time: 32 accumulators a thread, which become 16 words of two
-float16. They are made in registers and stored in a tile of shared memory, 8 KiB, which TMA writes to memory. Each
-consumer has two such tiles, or two pairs, so that it fills one while TMA reads the other.
+An epilogue works on a block of 64 × 64 outputs of a warpgroup at a time: 32 accumulators a thread, which become 16
+words of two float16. They are made in registers and stored in a tile of shared memory, 8 KiB, which TMA writes to
+memory. Each consumer has two such tiles, or two pairs, so that it fills one while TMA reads the other; `turn` counts
+them.
 
-Chunk j of row r of a tile lies at j ^ (r % 8), as TMA expects it: a warp's words fall into 32 different banks.
+Chunk j, of 16 bytes, of row r of a tile lies at j ^ (r % 8), the swizzle of 128 bytes that TMA expects: a warp's words
+fall into 32 different banks.
 
-The bias is in shared memory by the time it is needed: each thread loads two numbers of it before the main loop, and
-leaves them after it.
+A tile's bias goes through shared memory, too: each thread loads two numbers of it before the main loop, so that they
+arrive meanwhile, and leaves them there after it, for all threads of the warpgroup.
 
 SOURCE
     PTX ISA, section 5.5.7 (swizzling modes).

@@ -13,7 +13,7 @@ FORWARD
 BACKWARD
     A block of dh becomes two of du, from two of u: as for GELU' an idle warp brings them while the product is made, and
     stores what the consumer leaves in their place (`exchange`). Two buffers of two tiles for each consumer are 64 KiB
-    where the other kernels need 32, so the pipeline has a stage or two less.
+    where most others need 32, so the pipeline has up to two stages less.
 HALVES
     A tensor map of u as (M, 2, H) says which half a box belongs to, and where that half ends: H needs no more than to
     be a multiple of 8, as everything that TMA touches.
@@ -82,7 +82,7 @@ def biased(block, j, half, acc, place, staging):
 
 @cuda.jit(device=True, forceinline=True)
 def stage_words(words, turn, place, staging):
-    """A warpgroup's 64 × 64 results in the buffer that it is the turn of, ready for TMA; the buffer's first byte."""
+    """A warpgroup's 64 × 64 results in the buffer whose turn it is, ready for TMA; returns the buffer's first byte."""
     warpgroup = uint32(cuda.threadIdx.x // 128)
     tile = int32(staging.at + (turn & 1) * BOX_BYTES)
     if cuda.threadIdx.x % 128 == 0:

@@ -1,8 +1,8 @@
 """Which tiles of Hopper's matmul a block takes, one after the other, and how a long sum is cut into slices.
 
-A UNIT of work is a tile of C, or of a long sum one slice of a tile's. There are as many blocks as multiprocessors, and
-    each takes every gridDim-th unit. Producer, consumers and the warps beside them walk over the same units, each by
-    itself:
+A UNIT is the number of a work tile: of a tile of C, or, where sums are long, of one slice of a tile's sum. There are as
+    many blocks as multiprocessors, and each takes every gridDim-th unit. Producer, consumers and the warps beside them
+    walk over the same units, each by itself:
 
         while is_work(unit, …):  tile = tile_at(unit, …);  …;  unit = next_unit(unit, tile, …)
 
@@ -13,8 +13,8 @@ SPLIT K
     quarter of two or three tiles. That is two slices instead of four equal ones, and half the partial results
     (`schedule`).
 
-Of a batch all matrices are one tall one, and of a symmetric result only the tiles on and below the diagonal are units.
-Several products in one launch are walked through otherwise (group_schedule.py).
+The matrices of a batch count as one tall matrix; of a symmetric result only the tiles on and below the diagonal are
+units. Several products in one launch have a walk of their own (group_schedule.py).
 
 SOURCE
     Osama et al. 2023, "Stream-K", arXiv:2301.03598, section 3, on filling a GPU by splitting sums.
@@ -33,7 +33,7 @@ PAIRS_AT_ONCE = 66  # of an H100 with 132 multiprocessors (cuOccupancyMaxActiveC
 
 
 class WorkTile(NamedTuple):
-    """A unit of work: the tile in this row and column of tiles, of slice number `part`: steps first_k … end_k - 1."""
+    """What a unit stands for: slice number `part`, steps first_k … end_k - 1, of the tile in this row and column."""
 
     part: int
     row: int
@@ -44,7 +44,7 @@ class WorkTile(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def work_tile(unit, work):
-    """The `WorkTile` that is unit number `unit`."""
+    """The `WorkTile` of a unit."""
     per_slice = int32(work.tiles_m * work.tiles_n)
     part = int32(uint32(unit) // uint32(per_slice))
     if SYMMETRIC:
@@ -61,7 +61,7 @@ def work_tile(unit, work):
 
 @cuda.jit(device=True, forceinline=True)
 def is_work(unit, stride, work):
-    """Whether there is a unit number `unit`, or with `GROUPED` whether the block has it; stride: there a `Walk`."""
+    """Whether there is such a unit, or with `GROUPED` whether the block has it; stride is then a `Walk`."""
     if GROUPED:
         return unit < stride.last
     return unit < work.units
@@ -69,7 +69,7 @@ def is_work(unit, stride, work):
 
 @cuda.jit(device=True, forceinline=True)
 def tile_at(unit, stride, work):
-    """The `WorkTile`, or `GroupTile`, that is a unit of the block."""
+    """The `WorkTile`, or `GroupTile`, of a unit of this block."""
     if GROUPED:
         return group_tile(unit, stride, work)
     return work_tile(unit, work)
