@@ -108,7 +108,8 @@ def test_a_dits_gradients(device, monkeypatch):
         np.testing.assert_allclose(found[name], gradient, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("how, launches", [({}, [4] * 12), ({"precision": "fp8"}, [4] * 2), ({"recompute": "mlp"}, [2] * 12),
+@pytest.mark.parametrize("how, launches", [({}, [4] * 12), ({"precision": "fp8"}, [4] * 2),
+                                           ({"recompute": "mlp"}, [2] * 12),
                                            ({"recompute": "blocks"}, [4] * 12), ({"freeze": ("*.fc1.weight",)}, [])])
 def test_which_of_a_dits_layers_come_together(monkeypatch, how, launches):
     """…and what it takes: of one block at most 11 numbers a token and channel."""
