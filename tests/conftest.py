@@ -282,6 +282,7 @@ large = pytest.mark.large  # for tests and parameters that are too large for the
 # of the first command, for its results alone: the emulator looks for no faults, which takes half of its time, as others
 # show all that this runs (covered.py says what that is), but for signs of integers, such as a second row of tiles
 unchecked = pytest.mark.unchecked
+RESULTS = "kernels", "nn"  # folders whose tests all do so: the check's cases look for faults in every kernel's text
 
 
 @pytest.fixture(params=engines())
@@ -296,7 +297,8 @@ def engine(request, monkeypatch):
             lambda kernel, *others: {} if is_left_out(kernel) else compiled(kernel, *others)))
     old = device_module.set_poison(True)
     marks = {mark.name for mark in request.node.iter_markers()}
-    yield Engine(request.param, checked="unchecked" not in marks or "exhaustive" in marks)
+    for_results = "unchecked" in marks or request.path.relative_to(pathlib.Path(__file__).parent).parts[0] in RESULTS
+    yield Engine(request.param, checked="exhaustive" in marks or not for_results)
     device_module.set_poison(old)
 
 

@@ -17,7 +17,6 @@ from tests.conftest import (
     quick,
     relative_error,
     shapes,
-    unchecked,
     versions,
     where,
 )
@@ -96,7 +95,6 @@ def test_many_tiles_a_block(engine, rng, monkeypatch):
         engine.check(got, want)
 
 
-@unchecked
 def test_all_gradients(engine, rng):
     x, dy, weight, _, _ = make(rng, (2, 3, 4, 8), 3)
     sums = engine.zeros(weight.shape), engine.zeros(8)
@@ -140,7 +138,6 @@ def test_a_gradient_is_added_to_another(engine, rng):
 
 
 @on("cpu", "emulator")
-@unchecked
 def test_half_keeps_its_sums_in_single(engine, rng):
     """49 products of about one: their sum rounded to float16 once."""
     x = np.full((1, 7, 7, 8), 1.001, np.float16)

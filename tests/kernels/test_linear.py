@@ -7,7 +7,7 @@ from numdiff.kernels.matmul import choice
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 from numdiff.nn import functional as F
 from numdiff.nn.tensor import Parameter, Tape, Tensor
-from tests.conftest import numerical_gradient, relative_error, shapes, unchecked, where
+from tests.conftest import numerical_gradient, relative_error, shapes, where
 
 # (leading axes of x), N, K
 SHAPES = shapes(minimal=((1,), 4, 4), odd=((2, 3), 5, 7), one_group=((64,), 64, 64), not_aligned=((3, 43), 27, 66),
@@ -37,7 +37,6 @@ def test_gradient(rng):
 
 
 @SHAPES
-@unchecked
 def test_linear(engine, rng, shape):
     x, w, bias, dy = make(rng, shape)
     engine.check(L.linear_forward(engine(x), engine(w), engine(bias)), L.linear_forward(x, w, bias), 2e-6)
@@ -57,7 +56,6 @@ def test_linear(engine, rng, shape):
     engine.check(dw, want_w - start_w, 3e-6)  # or written, whatever was there
 
 
-@unchecked
 def test_dx_is_added_to_what_came_before(engine, rng):
     x, w, _, dy = make(rng, ((2, 3), 4, 8))
     before = rng.standard_normal(x.shape)
@@ -79,7 +77,6 @@ def kept_shapes(tape):
 
 @pytest.mark.parametrize("keeps", [True, False])
 @where(lambda engine, keeps: keeps or engine != "cpu")
-@unchecked
 def test_mlp(engine, rng, keeps, monkeypatch):
     """Two layers and the GELU between them, in float16: on rung 6 GELU is part of both products; its result is kept, or
     made again."""
@@ -117,7 +114,6 @@ def test_mlp(engine, rng, keeps, monkeypatch):
         engine.check(p.grad, want, 2e-3)
 
 
-@unchecked
 def test_swiglu_mlp(engine, rng, monkeypatch):
     """Two layers and the SwiGLU between them, in float16: on rung 6 it is part of both products."""
     if engine.name == "ptx":

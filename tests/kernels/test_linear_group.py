@@ -4,7 +4,7 @@ import pytest
 
 from numdiff.device import copy_into
 from numdiff.kernels import linear_group as G
-from tests.conftest import large, quick, unchecked
+from tests.conftest import large, quick
 
 
 def make(rng, engine, batch, K, widths):
@@ -59,7 +59,6 @@ def test_against_single_layers(engine, rng, batch, K, widths, version):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@unchecked
 def test_written_instead_of_added_to(engine, rng, version):
     x, arrays, start, on_engine, layers, gradients = make(rng, engine, 3, 8, (4, 8, 4))
     for weight, _ in gradients:

@@ -7,7 +7,7 @@ from numdiff.kernels import linear_stack as S
 from numdiff.kernels import matmul
 from numdiff.kernels.matmul import stack
 from numdiff.kernels.versions import at_most
-from tests.conftest import needs, unchecked
+from tests.conftest import needs
 
 DEVICES = ["emulator", pytest.param("cuda", marks=needs("gpu"))]
 
@@ -58,7 +58,6 @@ def test_against_single_layers(rng):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@unchecked
 def test_the_bits_of_single_products(device, rng):
     """y and the weights' gradients; dx is rounded once, after the sum over the layers."""
     backend = get_backend(device)

@@ -13,7 +13,7 @@ from numdiff.kernels.second_pass import Sum, add_parts, bits_of, collected, join
 from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
 from numdiff.nn.tensor import Parameter
-from tests.conftest import exhaustive, on, shapes, unchecked
+from tests.conftest import exhaustive, on, shapes
 
 SHAPES = shapes(minimal=(1, 4), few_parts=(3, 1100), many_parts=(70, 12), large=(9, 70_000))
 
@@ -61,7 +61,6 @@ def test_neighbours_are_joined(engine):
 
 
 @on("emulator", "cuda")
-@unchecked
 def test_sums_that_wait_come_together_with_the_same_bits(engine, rng, launched):
     arrays = [rng.standard_normal((1 + 3 * k, 8 + 4 * k)) for k in range(9)]
 

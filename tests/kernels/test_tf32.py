@@ -15,7 +15,7 @@ from numdiff.kernels.conv2d import direct
 from numdiff.kernels.conv2d.tf32 import launcher as conv2d_tf32
 from numdiff.kernels.linear import linear_backward, linear_forward
 from numdiff.kernels.matmul import launcher, tf32
-from tests.conftest import exhaustive, exhaustively, large, on, quick, relative_error, shapes, unchecked, where
+from tests.conftest import exhaustive, exhaustively, large, on, quick, relative_error, shapes, where
 from tests.kernels.compile_logs import names_of_tests, ptx_of
 
 TOLERANCE = 5e-4
@@ -75,7 +75,6 @@ def test_rounding(engine, rng):
         assert not np.isfinite(z[2:]).any()
 
 
-@unchecked
 def test_results_are_not_biased(engine, rng, monkeypatch):
     """Of numbers of one sign all errors of a cut would add up: 5e-4. Rounded they cancel."""
     choose_small(engine, monkeypatch)
@@ -102,7 +101,6 @@ def test_products(engine, rng, monkeypatch, shape, transposes):
 @TRANSPOSES
 @where(lambda engine, tile: engine != "emulator" or tile == (64, 64))  # `kernels check` has every tile
 @quick(lambda engine, transposes: engine != "emulator" or transposes[0] != transposes[1])
-@unchecked
 def test_every_tile(engine, rng, monkeypatch, tile, transposes):
     """A result of one tile and a bit, so that a block's edges and its second tile are seen."""
     choose(monkeypatch, tile)
@@ -239,7 +237,6 @@ def test_convolution_tiles(engine, rng, monkeypatch, tile, gradient, parts):
 
 @pytest.mark.parametrize("tile", conv2d_tf32.GRADIENT_TILES, ids=str)
 @where(lambda engine, tile: engine != "emulator" or tile == (64, 128))
-@unchecked
 def test_gradient_tiles(engine, rng, monkeypatch, tile):
     """Two tiles of channels and two of columns, in three parts of the pixels; test_convolutions has two of columns."""
     size, parts = (1, 2) if engine.name == "emulator" else (3, 3)
@@ -307,7 +304,6 @@ def three_operations(engine, rng):
 
 
 @pytest.mark.parametrize("c, n", [(3, 12), *exhaustively((12, 3))])
-@unchecked
 def test_channels_that_do_not_come_in_fours(engine, rng, monkeypatch, c, n):
     """A UNet's first and last layer stay on the float32 rungs."""
     choose_small(engine, monkeypatch)

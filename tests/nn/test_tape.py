@@ -13,7 +13,7 @@ from numdiff.nn import functional as F
 from numdiff.nn.layers import DepthwiseConv2d, LayerNorm, LayerScale, Linear
 from numdiff.nn.module import FlatParameters, Module
 from numdiff.nn.tensor import Parameter, check_finite
-from tests.conftest import exhaustive, numerical_gradient, on, relative_error, unchecked
+from tests.conftest import exhaustive, numerical_gradient, on, relative_error
 
 
 def test_gradient_of_a_shared_input_is_the_sum(engine, rng):
@@ -143,7 +143,6 @@ def test_check_finite_names_the_module_and_the_operation():
         model(x, np.zeros(1, np.int32))
 
 
-@unchecked
 def test_a_pair_gives_what_a_concatenation_gives(engine, rng):
     """A norm and a 1×1 convolution of two tensors' channels: the same bits, whether a copy is made or not."""
     if engine.name == "ptx":
@@ -305,7 +304,6 @@ def test_an_mlp_of_fused_products_writes_its_gradients_too(monkeypatch, rng, pas
         np.testing.assert_allclose(value, apart[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@unchecked
 def test_depthwise_convolution_and_layer_scale(engine, rng):
     """x + scale · (depthwise(x) + channel): the gradients of all that is in it."""
     backend, B, C = engine.backend, 2, 8

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels.attention import unfused as A
-from tests.conftest import numerical_gradient, quick, relative_error, shapes, unchecked
+from tests.conftest import numerical_gradient, quick, relative_error, shapes
 
 # (B, T, heads, HS)
 SHAPES = shapes(minimal=(1, 4, 1, 4), odd=(1, 3, 2, 5), one_group=(2, 64, 1, 32), not_aligned=(2, 49, 3, 20),
@@ -48,7 +48,6 @@ def test_gradient(rng, order):
 @SHAPES
 @ORDERS
 @quick(lambda engine, order: engine != "emulator" or order == "new")  # the check's case that is no repetition is legacy
-@unchecked
 def test_attention(engine, rng, shape, order):
     qkv, dy, heads = make(rng, shape)
     want_y, want_p = A.attention_forward(qkv, heads, order)

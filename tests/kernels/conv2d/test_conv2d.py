@@ -7,7 +7,7 @@ from numdiff.kernels.concat import Pair
 from numdiff.kernels.conv2d import cpu
 from numdiff.kernels.conv2d.flip import flipped_weight
 from numdiff.kernels.conv2d.tiles import cut, tile_width
-from tests.conftest import numerical_gradient, quick, relative_error, shapes, unchecked, versions, where
+from tests.conftest import numerical_gradient, quick, relative_error, shapes, versions, where
 
 # B, H, W, C_in, C_out, kernel, stride. Minimal and odd are tiny for the emulator's sake; a comment says what a shape
 # is there to reach in version 3.
@@ -46,7 +46,6 @@ def definition(x, weight, bias, stride):
 @versions(1, 2, 3)
 @where(lambda engine, version: engine != "emulator" or version)
 @quick(lambda engine, version, shape: engine != "emulator" or version == 1 or shape[1] > 2)  # `odd` has a tail
-@unchecked
 def test_forward(engine, rng, shape, version):
     x, weight, bias, _, stride = operands(rng, shape)
     for b in (bias, None)[:1 if engine.name == "emulator" and version > 1 else 2]:
@@ -79,7 +78,6 @@ def test_backward(engine, rng, shape, version):
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 5, 8, 12, 1, 1), (1, 4, 5, 8, 12, 3, 1), (1, 5, 4, 8, 12, 3, 2)])
-@unchecked
 def test_backward_adds_a_residual_to_dx(engine, rng, shape):
     x, weight, _, dy, stride = operands(rng, shape)
     residual = rng.standard_normal(x.shape)
@@ -96,7 +94,6 @@ def test_backward_adds_a_residual_to_dx(engine, rng, shape):
         run(residual[..., :4])
 
 
-@unchecked
 @pytest.mark.parametrize("shape", [(2, 4, 5, 8, 12, 1, 1), (1, 3, 3, 3, 9, 3, 1), (1, 5, 4, 8, 4, 3, 2)], ids=str)
 @versions(1, 2, 3, 7)
 @where(lambda engine, version, shape: engine != "emulator" or version and (shape[-2] > 1 or version == 2))
@@ -113,7 +110,6 @@ def test_a_gradient_is_written(engine, rng, shape, version):
     engine.check_equal(*got)
 
 
-@unchecked
 def test_backward_without_dx_or_bias(engine, rng):
     x, weight, _, dy, stride = operands(rng, (1, 3, 3, 4, 12, 3, 1))
     dweight = engine.zeros(weight.shape)
@@ -123,7 +119,6 @@ def test_backward_without_dx_or_bias(engine, rng):
     engine.check(dweight, want, 1e-5)
 
 
-@unchecked
 def test_flipped_weight(engine, rng):
     if engine.has_versions:
         weight = rng.standard_normal((37, 3, 3, 70)).astype(np.float32)

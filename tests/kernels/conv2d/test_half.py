@@ -13,7 +13,7 @@ from numdiff.kernels.conv2d.hopper.boxes import SHARED
 from numdiff.kernels.conv2d.hopper.plan import plans
 from numdiff.kernels.conv2d.narrow_half import launcher as conv2d_narrow_half
 from numdiff.kernels.groupnorm.normalise import channel_statistics_reference
-from tests.conftest import large, on, quick, relative_error, unchecked, where
+from tests.conftest import large, on, quick, relative_error, where
 
 TOLERANCE = 2e-3
 
@@ -156,7 +156,6 @@ def test_hopper_forward(engine, rng, version, shape):
 @pytest.mark.parametrize("version, shape", [(6, (2, 7, 5, 16, 8, 3, 1)), (5, (1, 3, 9, 8, 16, 3, 1))])
 @on()
 @quick(lambda engine, version: engine != "emulator" or version == 5)  # test_channel_gradient has the other
-@unchecked
 def test_hopper_backward(engine, rng, version, shape):
     got, run = check_backward(engine, rng, shape, version)
     if engine.name == "cuda":
@@ -253,7 +252,6 @@ def test_hopper_tiles(engine, rng, tile, whole_halo, gradient):
 ONE_OF_EACH = {((64, 2), True, False), ((96, 1), True, True)}
 
 
-@unchecked
 @pytest.mark.parametrize("version, shape, dtype", [
     (None, (2, 3, 9, 8, 16, 3, 1), np.float16), (1, (2, 3, 2, 3, 8, 3, 2), np.float16),
     (3, (2, 2, 3, 3, 8, 3, 1), np.float16), (4, (2, 2, 3, 8, 8, 1, 1), np.float16),

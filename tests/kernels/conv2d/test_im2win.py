@@ -12,7 +12,7 @@ from numdiff.kernels import conv2d as C
 from numdiff.kernels.conv2d import im2win as M
 from numdiff.kernels.conv2d import launcher
 from numdiff.kernels.conv2d.im2col import im2col_forward_cost, im2col_forward_reference
-from tests.conftest import exhaustive, numerical_gradient, on, quick, relative_error, shapes, unchecked, versions, where
+from tests.conftest import exhaustive, numerical_gradient, on, quick, relative_error, shapes, versions, where
 from tests.kernels import benchmark_im2win
 
 KINDS = [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (5, 2), (5, 3), (3, 4)]  # kernel, stride
@@ -87,7 +87,6 @@ def test_transform(engine, rng, shape, version):
 
 
 @CONVOLUTIONS
-@unchecked
 def test_forward(engine, rng, shape):
     x, weight, bias, _, stride = operands(rng, shape)
     version = "im2win" if engine.has_versions else None

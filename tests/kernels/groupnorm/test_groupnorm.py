@@ -12,7 +12,7 @@ from numdiff.kernels.groupnorm import plan as planning
 from numdiff.kernels.groupnorm.one_pass import one_pass_forward
 from numdiff.kernels.groupnorm.one_pass_backward import COUNTERS, counters, one_pass_backward
 from numdiff.kernels.second_pass import add_parts
-from tests.conftest import large, numerical_gradient, on, quick, relative_error, shapes, unchecked, versions, where
+from tests.conftest import large, numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 # (B, ..., C, groups)
 SHAPES = shapes(minimal=(1, 3, 4, 1), odd=(2, 3, 3, 8, 2), one_group=(3, 4, 4, 20, 1), not_aligned=(2, 7, 5, 30, 5),
@@ -61,7 +61,6 @@ def test_cpu_engine_is_the_reference(rng, silu, monkeypatch):
 @SILU
 @USABLE
 @where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
-@unchecked
 def test_forward(engine, rng, shape, version, silu):
     x, weight, bias, _, groups = make(rng, shape)
     want = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
@@ -208,7 +207,6 @@ def sixteens_results(engine, arrays, groups, silu, team, near, cluster, seam=Non
 
 
 @on("emulator", "cuda")
-@unchecked
 def test_gradients_that_are_neighbours_take_one_sum(engine, rng, monkeypatch):
     """…as those of a model's parameters are, with the bits of two."""
     x, weight, bias, dy, groups = make(rng, (3, 2, 4, 32, 8))
@@ -366,7 +364,6 @@ def test_known_statistics_of_two_arrays(engine, rng, sizes, channels, groups):
         engine.check(result, expected, tolerance)
 
 
-@unchecked
 def test_where_statistics_are_of_no_use(engine, rng):
     """Groups of an odd number of channels, float32 and the CPU engine read x as ever; version 4 says why it cannot."""
     x, x_, known = with_statistics(engine, rng, (1, 8, 8, 24))

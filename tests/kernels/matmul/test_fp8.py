@@ -10,7 +10,7 @@ from numdiff.kernels.elementwise import gelu_backward, gelu_forward
 from numdiff.kernels.matmul import hopper_fp8 as P
 from numdiff.kernels.quantise import PARTIALS, quantise_forward
 from numdiff.kernels.transformer.swiglu import swiglu_backward, swiglu_forward
-from tests.conftest import large, on, quick, shapes, unchecked
+from tests.conftest import large, on, quick, shapes
 
 TOLERANCE = 1e-3  # of float16 results
 TENSOR_CORES_ALONE = 1e-2  # on a GPU, which keeps about 14 bits of a sum that is not promoted
@@ -39,7 +39,6 @@ def operands(rng, M, N, K, *more):
 @SHAPES
 @PROMOTED
 @quick(lambda engine, shape, promoted: engine != "emulator" or promoted and shape != (8, 8, 16))
-@unchecked
 def test_products(engine, rng, shape, promoted):
     """…with a bias and a residual; and the same bits again."""
     (*given, residual), product = operands(rng, *shape, shape[:2])
@@ -101,7 +100,6 @@ def test_epilogues_that_round(engine, rng, shape, promoted):
 
 @shapes(minimal=(8, 8, 16), odd=(72, 40, 144), large=(264, 400, 4112))
 @quick(lambda engine, shape: engine != "emulator" or shape != (8, 8, 16))
-@unchecked
 def test_gradients(engine, rng, shape, monkeypatch):
     """A float32 result that is written, then added to, by one slice and, on few blocks, by several."""
     if engine.name in ("emulator", "ptx"):

@@ -24,7 +24,7 @@ from numdiff.kernels.matmul.hopper.work import schedule
 from numdiff.kernels.transformer.columns import Columns, Sums
 from numdiff.kernels.transformer.gate import gate_forward
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
-from tests.conftest import exhaustively, large, on, quick, relative_error, shapes, unchecked, versions, where
+from tests.conftest import exhaustively, large, on, quick, relative_error, shapes, versions, where
 
 TOLERANCE = 2e-3
 TRANSPOSES = pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)],
@@ -76,7 +76,6 @@ def is_no_repetition(engine, version, shape, transposes):
 @versions(2, 5, 6)
 @TRANSPOSES
 @where(is_no_repetition)
-@unchecked
 def test_float16(engine, rng, monkeypatch, shape, version, transposes):
     M, N, K = shape
     a, b = operands(rng, M, N, K, transposes)
@@ -91,7 +90,6 @@ def test_float16(engine, rng, monkeypatch, shape, version, transposes):
 @pytest.mark.parametrize("half", [True, False], ids=["half", "float"])
 @KERNELS
 @quick(lambda engine, half, tile: engine != "emulator" or half and tile[1] == 64)
-@unchecked
 def test_every_tile(engine, rng, monkeypatch, tile, half):
     """A result of one tile and a bit, so that a block's edges, and its second tile, are seen."""
     version = 5 if tile in mma.TILES else 6
@@ -112,7 +110,6 @@ def in_pairs(monkeypatch, pairs):
 @pytest.mark.parametrize("transpose_b", [True, *exhaustively(False)])
 @KERNELS
 @where(lambda engine: engine != "launch")
-@unchecked
 def test_pairs_of_blocks(engine, rng, monkeypatch, transpose_b):
     """Blocks that share their tiles of B give the bits of blocks alone; the second has few rows."""
     (M, N, K), transposes = (136, 136, 72), (False, transpose_b)
@@ -152,7 +149,6 @@ def test_epilogue_float16(engine, rng, monkeypatch, version):
 @QUICK
 @where(lambda version, slices: version is not None or slices == 1)
 @quick(lambda engine, version, slices: engine != "emulator" or slices == 1 or (version, slices) == (6, 9))
-@unchecked
 def test_weight_gradient(engine, rng, monkeypatch, version, slices):
     """dyᵀ·x, added into float32; the long sum, of any length, in slices.
 
@@ -180,7 +176,6 @@ def test_weight_gradient(engine, rng, monkeypatch, version, slices):
 @QUICK
 @where(lambda version, slices: version not in (None, 2) or slices == 1)
 @quick(lambda engine, version: engine != "emulator" or version == 2)  # `kernels check` has the others
-@unchecked
 def test_row_sums(engine, rng, monkeypatch, version, slices):
     """The bias's gradient beside the weight's: both are added to what was there."""
     few_blocks = engine.name == "emulator" and version == 6
@@ -205,7 +200,6 @@ def test_row_sums(engine, rng, monkeypatch, version, slices):
 
 @pytest.mark.parametrize("transposes", [(False, True), (False, False)])
 @QUICK
-@unchecked
 def test_batch(engine, rng, monkeypatch, transposes):
     """A batch of small matrices goes to rung 5."""
     if engine.name == "emulator":
@@ -219,7 +213,6 @@ def test_batch(engine, rng, monkeypatch, transposes):
 @TRANSPOSES
 @QUICK
 @quick(lambda engine, transposes: engine != "emulator" or transposes == (False, True))
-@unchecked
 def test_a_batch_of_whole_tiles(engine, rng, monkeypatch, transposes):
     """A batch goes to rung 6 where no tile has rows of two matrices. Where columns end within a tile the next matrix
     begins, of which nothing may be seen."""
@@ -343,7 +336,6 @@ def test_swiglu(engine, rng, monkeypatch, width, blocks):
 @QUICK
 @where(lambda engine, width, blocks: engine != "cpu" or (width, blocks) == (None, 1))
 @where(lambda engine, width, blocks: engine != "emulator" or (width, blocks) == (64, 1))
-@unchecked
 def test_gate(engine, rng, monkeypatch, width, blocks):
     """residual + gate · (x·weightᵀ + bias) with the bits of three steps; the gate is a part of a wider array."""
     if width is not None:
@@ -387,7 +379,6 @@ def test_where_swiglu_is_part_of_the_products(engine, shape, fused):
 
 
 @KERNELS
-@unchecked
 def test_persistent_blocks(engine, rng, monkeypatch):
     """More tiles than blocks: stages, parities and the two buffers of the epilogue go on from tile to tile."""
     choose(monkeypatch, (128, 64))
@@ -409,7 +400,6 @@ def test_every_tile_has_one_place(grid):
 
 @pytest.mark.parametrize("rows", [(3, 5), (1, 9)])
 @QUICK
-@unchecked
 def test_linear(engine, rng, rows):
     K, N = 24, 16
     x, weight, dy = halves(rng, *rows, K), halves(rng, N, K), halves(rng, *rows, N)

@@ -3,7 +3,7 @@ import pytest
 
 from numdiff.kernels import matmul as P
 from numdiff.kernels.matmul import choice, launcher, vectorised
-from tests.conftest import large, numerical_gradient, quick, relative_error, shapes, unchecked, versions, where
+from tests.conftest import large, numerical_gradient, quick, relative_error, shapes, versions, where
 
 # (batch, M, N, K)
 SHAPES = shapes(minimal=(1, 4, 4, 4), odd=(2, 5, 7, 3), one_tile=(1, 64, 64, 16), not_aligned=(3, 67, 130, 45),
@@ -121,7 +121,6 @@ def test_a_small_result_of_a_long_sum_is_split():
     assert (slices - 1) * length < 131071 <= slices * length
 
 
-@unchecked
 def test_strided_matrices(engine, rng):
     """Every second head of a packed array against the same columns copied out."""
     if not engine.has_versions:

@@ -7,7 +7,7 @@ import pytest
 from numdiff.device import download
 from numdiff.kernels.optimizer import muon as M
 from numdiff.kernels.optimizer import newton_schulz as N
-from tests.conftest import on, quick, unchecked, versions, where
+from tests.conftest import on, quick, versions, where
 
 SHAPES = {"minimal": (2, 2), "odd": (3, 5), "tall": (24, 8), "wide": (8, 24), "several blocks": (40, 36)}
 STORED = np.load(pathlib.Path(__file__).parents[2] / "reference" / "muon.npz")
@@ -83,7 +83,6 @@ def test_iterations_in_a_row_lose_nothing(rng, monkeypatch, kind, dtype, parts):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
 @pytest.mark.parametrize("shape", [(2, 8, 16), (2, 16, 8)], ids=["wide", "tall"])
 @quick(lambda engine, dtype, shape: engine not in ("emulator", "ptx") or dtype == np.float16 and shape[1] == 16)
-@unchecked
 def test_an_iteration_on_every_engine(engine, rng, shape, dtype):
     x = unit(rng, *shape)
     results = [N.newton_schulz(engine((N.A * x).astype(dtype), dtype), 1) for _ in range(engine.repeats)]
@@ -143,7 +142,6 @@ def test_update(engine, rng, shape, version, monkeypatch):
 
 
 @versions(1, 2)
-@unchecked
 def test_matrices_of_several_shapes_in_one_stack(engine, rng, version, monkeypatch):
     """X has each in its corner, zeros around it; each moves by its own scale, and nothing beside them does."""
     extents, starts = np.array([[6, 12], [8, 16], [8, 4]]), np.array([212, 4, 140])

@@ -11,7 +11,7 @@ from numdiff.kernels.transformer.gate_adaln import launcher as G
 from numdiff.kernels.transformer.gate_adaln.reference import gate_adaln_forward_reference
 from numdiff.nn import functional as F
 from numdiff.nn.tensor import Parameter, Tape, Tensor
-from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, unchecked, versions, where
+from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 1, 8), odd=(2, 5, 24), not_aligned=(2, 3, 33), tokens=(4, 64, 384), wide=(2, 17, 1152),
                 xl=(3, 256, 1152), base=(5, 256, 768), large=(2, 700, 1024))
@@ -55,7 +55,6 @@ def sizes(z, y, mean, rstd, scale, weight=None):
 @FITS
 @USABLE
 @where(compiled)
-@unchecked
 def test_forward(engine, rng, shape, dtype, gated, version):
     x, h, _, _, gate, shift, scale = make(rng, shape, dtype)
     given = (x, h if gated else None, gate if gated else None, shift, scale)
@@ -113,7 +112,6 @@ def test_backward(engine, rng, shape, dtype, gated, arrives, version):
 @where(compiled)
 @quick(lambda engine, shape, norm: engine != "emulator" or shape[-1] == 16 and norm.shifted)
 @quick(lambda engine, shape: engine != "cpu" or shape[-1] < 768)
-@unchecked
 def test_backward_of_x(engine, rng, shape, dtype, norm, version):
     """Given x instead of z, the backward has the same bits; so it does where dh becomes bytes."""
     x, h, dz, dy, gate, shift, scale, weight = (a if a is None else engine(a, dtype) for a in with_norm(
@@ -188,7 +186,6 @@ def test_other_norms(engine, rng, shape, dtype, gated, norm, version):
 
 
 @pytest.mark.parametrize("norm", [NORMS[0], Norm(True, True, True)], ids=str)
-@unchecked
 def test_warps_and_blocks_that_share_an_image(engine, rng, monkeypatch, norm):
     """Three turns of two warps in each of two blocks, which few tokens do not give."""
     choose = G.choose_plan
@@ -233,7 +230,6 @@ def test_gradient(rng):
 @where(lambda engine, norm: engine != "ptx" or norm == NORMS[0])
 @quick(lambda engine, norm, dtype: engine != "emulator" or norm.rms and norm.shifted == (dtype == np.float32)
        or norm == NORMS[0] and dtype == np.float16)
-@unchecked
 def test_columns_of_one_array_and_its_gradient(engine, rng, dtype, norm):
     """A chain as in a DiT: a norm, then twice a gate with a norm, whose vectors are parts of one array."""
     x, h, _, dy, *_ = make(rng, (2, 3, 16), dtype)
@@ -302,7 +298,6 @@ def test_the_weight_of_a_norm_of_constants_has_a_gradient(rng):
 
 
 @on()  # views of a NumPy array need no such rule
-@unchecked
 def test_columns_are_used_once(engine, rng):
     z, _, dz, dy, _, shift, scale = make(rng, (1, 1, 8))
     _, _, mean, rstd = G.gate_adaln_forward(z, None, None, shift, scale)
