@@ -55,8 +55,13 @@ def pytest_xdist_make_scheduler(config, log):
     return WorkStealingScheduling(config, log)
 
 
+IN_MEMORY, ROOM = "/dev/shm", 2 << 30  # a folder, and bytes that it must have for the tests' files, a quarter of a GiB
+
+
 def pytest_configure(config):
     kept.begin(config)
+    if not config.option.basetemp and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)  # nobody waits for a disk
 
 
 def pytest_collection(session):

@@ -18,6 +18,7 @@ from numdiff.training import Trainer, kinds
 from numdiff.training.build import describe_muon, describe_without_training, model_options
 from numdiff.training.options import resolve
 from numdiff_cli.main import main
+from tests.conftest import exhaustive
 from tests.training.test_dit_training import make
 from tests.training.test_trainer import FixedImages, device, losses  # noqa: F401
 from tests.training.test_trainer import make as make_unet
@@ -75,7 +76,7 @@ def test_what_is_no_matrix_takes_adamws_step_bit_by_bit():
         assert 0.02 < np.sqrt(np.mean(step**2)) < 0.2 * 1.21, name  # below 0.2 where the gradient has a low rank
 
 
-@pytest.mark.parametrize("make", [make, make_unet], ids=["dit", "unet"])
+@pytest.mark.parametrize("make", [pytest.param(make, id="dit"), pytest.param(make_unet, marks=exhaustive, id="unet")])
 def test_ten_steps_are_five_and_five_resumed_bitwise(device, make):  # noqa: F811
     whole, first, second = (make(device=device, optimizer="muon", ema_halflife=40) for _ in range(3))
     values = losses(whole, 10)
