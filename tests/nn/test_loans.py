@@ -339,7 +339,7 @@ BASE = {"image_size": 32, "in_channels": 4, "hidden_size": 384, "depth": 6, "num
 
 @pytest.mark.parametrize("kind, precision, recompute, share", [
     ("dit", "fp16", "blocks", 0.4), ("unet", "fp16", None, 0.8),
-    *exhaustively(("dit", "fp8", None, 0.7), ("dit", "fp16", None, 0.7), ("dit", "fp32", None, 0.7),
+    *exhaustively(("dit", "fp8", None, 0.65), ("dit", "fp16", None, 0.7), ("dit", "fp32", None, 0.7),
                    ("dit", "fp16", "mlp", 0.7), ("unet", "fp32", "blocks", 0.2))])
 def test_the_peak_is_lower_by_most_of_the_gradients(kind, precision, recompute, share, monkeypatch):
     monkeypatch.undo()  # only what is worth a launch

@@ -206,8 +206,9 @@ def test_a_shared_update_is_planned():
     dataset = build_dataset(options)
     each, shared = ({key.name for key in plan_run(options.changed(shard_update=how), dataset, H200, PlannedRank(4))}
                     for how in ("no", "yes"))
-    # of the partial sums, and of the weights in 16 bits
-    assert shared - each == {"peer_all_gather_kernel_v1", "peer_copy_pieces_kernel_v1"} and not each - shared
+    # of the partial sums, of the weights in 16 bits, and of the gradients that copies have brought
+    assert shared - each == {"peer_all_gather_kernel_v1", "peer_copy_pieces_kernel_v1",
+                             "peer_reduce_pieces_kernel_v1_4"} and not each - shared
 
 
 class Rank(Alone):
