@@ -33,6 +33,7 @@ stuck takes the others along (watchdog.py).
 SOURCE
     CUDA driver API, "Stream Memory Operations" (cuStreamBatchMemOp).
 """
+import contextlib
 import itertools
 
 import numpy as np
@@ -49,12 +50,15 @@ EDGE = 64  # elements: parts but the last have a multiple
 
 def made_for(exchange, parameters):
     """The watcher of backward passes for the model with these `FlatParameters`, as its `exchange_beside` says; None
-    where the sum follows them. Notes in `parameters.overlapped` which it is. Collective."""
-    wanted = overlap.wanted(parameters, exchange.partition)
-    made = {overlap.KERNELS: overlap.Overlap, overlap.COPIES: Copies}.get(wanted)
-    made = made and made(exchange, parameters)
-    if wanted == overlap.COPIES and not made.works():
-        made = None
+    where the sum follows them, as it does where a rank has no memory for copies. Notes in `parameters.overlapped` which
+    it is. Collective."""
+    wanted, made = overlap.wanted(parameters, exchange.partition), None
+    if wanted == overlap.KERNELS:
+        made = overlap.Overlap(exchange, parameters)
+    elif wanted == overlap.COPIES:
+        with contextlib.suppress(NumdiffError):  # which all ranks have, or none
+            made = Copies(exchange, parameters)
+        made = made if made and made.works() else None
     parameters.overlapped = made is not None
     return made
 

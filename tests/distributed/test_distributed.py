@@ -32,7 +32,7 @@ from numdiff.distributed import (
 from numdiff.distributed import communicator as distributed
 from numdiff.distributed.together import stop_signals
 from numdiff.dtypes import HALVES
-from numdiff.errors import NumdiffError, UsageError
+from numdiff.errors import NumdiffError, OutOfMemoryError, UsageError
 from numdiff.kernels.peer_pieces import peer_copy_pieces_reference
 from numdiff.kernels.quantise import PARTIALS
 from numdiff.nn import AdamW, DiT, Linear, Module, UNet
@@ -1080,6 +1080,26 @@ def test_weights_leave_part_by_part_while_the_others_are_updated(count, monkeypa
                                                *["copy"] * (count - 1))]
         assert log[-(len(sent) * copies.PARTS + 2):-2] == sent * copies.PARTS
         assert log[-2] == "join" and log[-1].startswith("pieces ")
+
+
+def test_where_a_rank_has_no_memory_for_copies_the_sum_follows(monkeypatch):
+    def body(communicator, _):
+        communicator.transport = "peer"
+        parameters = FlatParameters(Wide(), seed=3)
+        parameters.grad = parameters.grad.view(GpuArray)
+        parameters.grad.backend, parameters.exchange_beside = Streams(), "copies"
+        partition = Partition(parameters, communicator)
+        partition.partials = partition.partials.astype(np.float32)
+        found = exchange.make_exchange(communicator, parameters, partition)  # with its trial of sums
+        return found.overlap, found.name, parameters.overlapped
+
+    def nothing_left(self, own, allocate=copies.Copies._allocate):
+        if self.rank:
+            raise OutOfMemoryError("the GPU is full.")
+        return allocate(self, own)
+
+    monkeypatch.setattr(copies.Copies, "_allocate", nothing_left)
+    assert on_threads(2, monkeypatch, body) == [(None, "peer", False)] * 2
 
 
 @pytest.mark.parametrize("case", ["muon", "frozen", "fp32", "microbatches"])
