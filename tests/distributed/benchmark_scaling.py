@@ -71,14 +71,19 @@ def ready_trainer(options, images):
     return trainer
 
 
-def alone(options, images, row, repeats):
-    """`timed` of a rank that does not know of the others."""
+def by_itself(options, images):
+    """The `ready_trainer` of a rank that does not know of the others."""
     connected, distributed._current = distributed._current, None
     try:
-        trainer = ready_trainer(options, images)
-        return timed(trainer.communicator, trainer.model.backend, trainer.step_function.run, row, repeats)
+        return ready_trainer(options, images)
     finally:
         distributed._current = connected
+
+
+def alone(options, images, row, repeats):
+    """`timed` of a rank that does not know of the others."""
+    trainer = by_itself(options, images)
+    return timed(trainer.communicator, trainer.model.backend, trainer.step_function.run, row, repeats)
 
 
 class Way:
@@ -110,15 +115,6 @@ class Way:
         median, least, most = np.median(self.rows), min(self.rows), max(self.rows)
         return (f"{self.name:12}  {1e3 * median:8.2f} ms a step ({1e3 * least:.2f} to {1e3 * most:.2f})  "
                 f"{self.ranks * per_rank / median:10,.1f} images/s")
-
-
-def by_itself(options, images):
-    """The `ready_trainer` of a rank that does not know of the others."""
-    connected, distributed._current = distributed._current, None
-    try:
-        return ready_trainer(options, images)
-    finally:
-        distributed._current = connected
 
 
 def in_turns(communicator, options, images, given):

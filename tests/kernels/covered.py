@@ -5,10 +5,9 @@
 That takes half an hour. It notes for each test in the emulator which statements of numdiff.kernels it reaches, which
 arms of their conditions, whether their loops turn not at all, once, twice or more often, whether integers that they
 assign or are given are negative, 0, 1 or more, and in which directions a grid has several blocks. Of all tests it
-chooses those that together show what all do in the least time, and
-always the one that adds most in a second: each statement, version and source of a kernel among the cases of `numdiff
-kernels check`, the rest anywhere. Of what is left it names the tests that take LONG, but of each test function one
-stays.
+chooses those that together show what all do in the least time, always the one that adds most in a second: each
+statement, version and source of a kernel among the cases of `numdiff kernels check`, the rest anywhere. Of what is left
+it names the tests that take LONG, but of each test function one stays.
 """
 import ast
 import collections
