@@ -20,6 +20,7 @@ from .array import (
 )
 from .cpu import cores, over_batch, prepare_cpu, share_cores, side_by_side
 from .gpu import choose_gpu, cuda, get_gpu, gpu_count, why_no_gpu
+from .gpu_graphs import EXCHANGE, GRADIENTS
 from .host_twin import HostTwin
 from .intrinsics import float32, int32, int64, load4, opaque, product, store4, uint32
 from .planned import is_planned
@@ -27,12 +28,12 @@ from .ptx import PtxError
 from .replay import Replayed
 from .system_scope import load_acquire, nanoseconds, store_release
 
-__all__ = ["AnyArray", "DeviceArray", "HostTwin", "PtxError", "Replayed", "opaque", "between", "choose_gpu",
-           "copy_into", "cores", "cuda", "download", "empty", "empty_like", "fill_zero", "float32", "forked",
-           "get_backend", "get_gpu", "gpu_count", "int32", "int64", "is_device", "is_planned", "join", "lasting",
-           "launch", "load4", "load_acquire", "nanoseconds", "over_batch", "product", "set_poison", "share_cores",
-           "side_by_side", "store4", "store_release", "synchronize", "uint32", "upload", "why_no_gpu", "with_dtype",
-           "zeros"]
+__all__ = ["AnyArray", "DeviceArray", "EXCHANGE", "GRADIENTS", "HostTwin", "PtxError", "Replayed", "opaque", "between",
+           "choose_gpu", "copy_into", "cores", "cuda", "download", "empty", "empty_like", "fill_zero", "float32",
+           "forked", "get_backend", "get_gpu", "gpu_count", "int32", "int64", "is_device", "is_planned", "join",
+           "lasting", "launch", "load4", "load_acquire", "nanoseconds", "over_batch", "product", "set_poison",
+           "share_cores", "side_by_side", "store4", "store_release", "synchronize", "uint32", "upload", "why_no_gpu",
+           "with_dtype", "zeros"]
 
 
 def get_backend(name, index=None):
@@ -64,16 +65,16 @@ def between(backend, action):
         action()
 
 
-def forked(backend):
+def forked(backend, branch=EXCHANGE):
     """Context: what is launched inside runs beside what is launched after it, until `join`; elsewhere than on a GPU
-    everything runs one after the other."""
-    return backend.forked() if hasattr(backend, "forked") else contextlib.nullcontext()
+    everything runs one after the other. branch: which of the further streams."""
+    return backend.forked(branch) if hasattr(backend, "forked") else contextlib.nullcontext()
 
 
-def join(backend):
+def join(backend, branch=EXCHANGE):
     """What is launched from now on waits for what was launched within `forked`."""
     if hasattr(backend, "join"):
-        backend.join()
+        backend.join(branch)
 
 
 def synchronize(like):

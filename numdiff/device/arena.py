@@ -38,6 +38,8 @@ class Arena:
         self._sizes = {}  # free block address -> bytes
         self._turn = threading.Lock()
         self._returned = deque()  # (address, bytes) of freed blocks that are not in the free list yet
+        self._taken_back = 0  # how many of these there have been
+        self._until = None  # how many may come back before `let_go`; None: all
         self._segment_starts = {}  # address -> bytes; blocks of two segments are never joined, though they may touch
         self.reserved_bytes = 0
         self.used_bytes = 0
@@ -101,6 +103,26 @@ class Arena:
                     self.reserved_bytes -= size
                     give_back(address)
 
+    def hold(self):
+        """From now on nobody gets what is freed, until `let_go`: another stream may still read it."""
+        self._until = self.position
+
+    def let_go(self, until=None):
+        """Take back what was freed before the arena had this `position`; None: all, and no longer hold."""
+        with self._turn:
+            self._until = until
+            self._take_back()
+
+    @property
+    def position(self):
+        """How many blocks have been freed."""
+        return self._taken_back + len(self._returned)
+
+    def held_since(self, position):
+        """Bytes of the blocks that were freed from a position on and are held."""
+        first = max(position, self._until or 0) - self._taken_back
+        return sum(nbytes for _, nbytes in [*self._returned][max(0, first):])
+
     def _release(self, address, nbytes):
         """A block comes back: now, or before the next allocation if the arena is busy (Python may drop the last
         reference at any instruction, in `allocate` too)."""
@@ -112,8 +134,9 @@ class Arena:
                 self._turn.release()
 
     def _take_back(self):
-        while self._returned:
+        while self._returned and (self._until is None or self._taken_back < self._until):
             address, nbytes = self._returned.popleft()
+            self._taken_back += 1
             self.used_bytes -= nbytes
             self._join(address, nbytes)
 

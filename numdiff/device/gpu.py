@@ -77,6 +77,7 @@ class Gpu(Graphs, Launching, SharedArrays):
         self.arenas = [Arena(self._take_segment)]  # the first for everything, the others for one captured step each
         self._parts = None  # while capturing: what a replay will call, one after the other
         self._beside = None  # a stream for uploads meanwhile
+        self._branches = {}  # name -> `Branch`
         self._early = ({"programmatic_stream_serialization": True}  # which old versions of cuda.core do not know
                        if self.capability >= DEPENDENT_LAUNCH
                        and hasattr(LaunchConfig, "programmatic_stream_serialization") else {})

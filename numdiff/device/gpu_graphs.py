@@ -1,13 +1,32 @@
 """Steps of a GPU as CUDA graphs: what is launched is recorded, cut where the host has a part, and replayed."""
 import contextlib
 
+EXCHANGE, GRADIENTS = "exchange", "gradients"  # branches of `forked`: between ranks, and of parameters
+PRIORITIES = {EXCHANGE: -1, GRADIENTS: 0}  # the first stream has 0; blocks of a lower number are placed first
+
+
+class Branch:
+    """A second stream. fork, join: events; joined: whether the first has waited for all that was launched here; marks:
+    further events, and how many of them have been used since"""
+
+    def __init__(self, gpu, priority):
+        from cuda.core import StreamOptions
+        self.stream = gpu.device.create_stream(options=StreamOptions(nonblocking=True, priority=priority))
+        self.handle = int(self.stream.handle)
+        self.fork, self.join = gpu.new_event(), gpu.new_event()
+        self.joined, self.marks, self.marked = True, [], 0
+
 
 class Graphs:
     """The part of a `Gpu` that records what is launched, and that launches beside it what is to run beside it."""
 
-    _branch = None  # of `forked`: a second stream, events of fork and join, and with which options a graph is made then
-    _joined = True  # whether nothing is launched there that the first has not waited for
+    _graph_options = ()  # with which graphs are made
     _waits = False  # whether the next kernel follows others than the one that was launched before it
+
+    @property
+    def recording(self):
+        """Whether what is launched now is recorded."""
+        return self._parts is not None
 
     def capture(self, function):
         """Record what `function()` launches as a CUDA graph, running nothing; returns a function that replays it.
@@ -43,50 +62,71 @@ class Graphs:
         action()
 
     @contextlib.contextmanager
-    def forked(self):
-        """What is launched inside the context goes to a second stream: it waits for all that was launched before, and
-        runs beside what follows, until `join`. Its blocks are placed before those that wait in the first stream.
+    def forked(self, name=EXCHANGE):
+        """What is launched inside the context goes to a second stream: it waits for all that was launched before in
+        the first, and runs beside what follows, until `join`.
 
-        Captured, it becomes a branch of the graph. No array that it reads or writes may be freed before the join.
+        Captured, it becomes a branch of the graph. No array that it reads or writes may be freed before the join, or
+        what is freed must not be given to others until then (`Arena.hold`).
         """
         with self.turn:
-            self._branch = self._branch or self._open_branch()
-            stream, fork, *_ = self._branch
-            self.check(self._driver.cuEventRecord(fork, self._handle))
-            self.check(self._driver.cuStreamWaitEvent(int(stream.handle), fork, 0))
+            if name not in self._branches:
+                self._open(name)
+            branch = self._branches[name]
+            self.check(self._driver.cuEventRecord(branch.fork, self._handle))
+            self.check(self._driver.cuStreamWaitEvent(branch.handle, branch.fork, 0))
             outer = self._target, self._handle
-            self._target, self._handle, self._joined, self._waits = stream, int(stream.handle), False, True
+            self._target, self._handle, branch.joined, self._waits = branch.stream, branch.handle, False, True
             try:
                 yield
             finally:
                 self._target, self._handle = outer
 
-    def _open_branch(self):
-        from cuda.core import StreamOptions
+    def _open(self, name):
         from cuda.core.graph import GraphCompleteOptions
-        flag = self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value
-        return (self.device.create_stream(options=StreamOptions(nonblocking=True, priority=-1)),
-                *(self.check(self._driver.cuEventCreate(flag)) for _ in range(2)),
-                GraphCompleteOptions(use_node_priority=True))
+        self._branches[name] = Branch(self, PRIORITIES[name])
+        if PRIORITIES[name]:
+            self._graph_options = (GraphCompleteOptions(use_node_priority=True),)
 
-    def join(self):
+    def join(self, name=EXCHANGE):
         """What is launched from now on waits for what was launched within `forked`."""
         with self.turn:
-            if not self._joined:
-                stream, _, join, _ = self._branch
-                self.check(self._driver.cuEventRecord(join, int(stream.handle)))
-                self.check(self._driver.cuStreamWaitEvent(self._handle, join, 0))
-                self._joined = self._waits = True
+            branch = self._branches.get(name)
+            if branch and not branch.joined:
+                self.check(self._driver.cuEventRecord(branch.join, branch.handle))
+                self.wait_for(branch.join)
+                branch.joined, branch.marked = True, 0
+
+    def mark(self, name):
+        """An event, for `wait_for`, after all that was launched within `forked` so far. A `join` ends its use."""
+        with self.turn:
+            branch = self._branches[name]
+            if branch.marked == len(branch.marks):
+                branch.marks.append(self.new_event())
+            event = branch.marks[branch.marked]
+            branch.marked += 1
+            self.check(self._driver.cuEventRecord(event, branch.handle))
+            return event
+
+    def wait_for(self, event):
+        """What is launched from now on waits for it."""
+        with self.turn:
+            self.check(self._driver.cuStreamWaitEvent(self._handle, event, 0))
+            self._waits = True
+
+    def new_event(self):
+        return self.check(self._driver.cuEventCreate(self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
 
     def _begin_part(self):
         self._target = self.stream.create_graph_builder()
         self._target.begin_building("relaxed")  # relaxed: loading a kernel for the first time is allowed meanwhile
 
     def _end_part(self):
-        self.join()  # a graph cannot end before its branches
+        for name in self._branches:  # a graph cannot end before its branches
+            self.join(name)
         builder, self._target = self._target, self.stream
         builder.end_building()
-        graph = builder.complete(*(self._branch or ())[3:])
+        graph = builder.complete(*self._graph_options)
 
         def launch():
             with self.turn:

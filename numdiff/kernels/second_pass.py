@@ -30,6 +30,7 @@ from typing import NamedTuple
 from ..device import DeviceArray, cuda, float32, int32, int64, is_device, launch, load4, store4
 from ..device.eight import one_of
 from ..device.threads import Stack
+from .beside import backward_pass, beside, overlaps, rejoin, wait_for_gradient
 from .common import load4_or_zeros
 
 THREADS = 256
@@ -164,8 +165,9 @@ def collected():
         return
     _waiting.append(Waiting())
     try:
-        yield
-        settle()
+        with backward_pass():
+            yield
+            settle()
     finally:
         _waiting.pop()
 
@@ -184,21 +186,25 @@ def may_wait():
 
 
 def settle():
-    """Add up what waits."""
+    """Add up what waits: from now on gradients can be read."""
+    rejoin()
     if _waiting and (sums := _waiting[-1].sums):
         _waiting[-1].sums = []
         _launch(sums)
 
 
-def settle_for(array):
-    """`settle`, if what waits is for this array's memory."""
-    if _waiting and any(overlaps(array, s.target) for s in _waiting[-1].sums):
+def _settle_beside():
+    """`settle`, where nobody reads the gradients yet."""
+    targets = [s.target for s in _waiting[-1].sums]
+    with beside(targets[0], *targets):
         settle()
 
 
-def overlaps(a, b):
-    """Whether an array shares memory with a device array."""
-    return is_device(a) and a.memory is b.memory and a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
+def settle_for(array):
+    """`settle`, if what waits is for this array's memory."""
+    wait_for_gradient(array)
+    if _waiting and any(overlaps(array, s.target) for s in _waiting[-1].sums):
+        settle()
 
 
 def joined(a, b):
@@ -228,10 +234,12 @@ def add_parts(sums, waits=False):
         if not waits:
             _launch(sums)
             return
-        settle()
+        _settle_beside()
     waiting.sums = waiting.sums + sums
-    if not waits or waiting.bytes() > WAITING:
+    if not waits:
         settle()
+    elif waiting.bytes() > WAITING:
+        _settle_beside()
 
 
 def bits_of(count, vectors):

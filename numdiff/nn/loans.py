@@ -37,6 +37,7 @@ from ..device import upload
 from ..device.arena import Borrowed
 from ..device.threads import Stack
 from ..errors import NumdiffError
+from ..kernels.beside import rejoin
 from ..kernels.optimizer.zero_ranges import pieces, zero_ranges
 
 FLOAT = np.dtype(np.float32).itemsize
@@ -86,6 +87,7 @@ class Loan:
 
     def call_in(self):
         """The first of these gradients is asked for: from now on only gradients lie here."""
+        rejoin()  # what lay here may still be read
         if self.out and not self.loans.borrowed.call_in(self.address, self.nbytes):
             name = self.blocks[0].name
             raise NumdiffError(f"results of the forward pass still lie where the gradients of {name} are to be "
@@ -181,6 +183,7 @@ class Loans:
         """Context in which the backward pass runs again what a block of this loan ran forward."""
         if loan.pending:
             loan.call_in()
+        rejoin()  # what was freed there may still be read
         with self.backend.within(self.borrowed):
             yield
 

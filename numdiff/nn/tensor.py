@@ -25,6 +25,7 @@ from ..device import AnyArray, download, fill_zero, upload
 from ..device.threads import Stack
 from ..dtypes import is_half
 from ..float8 import numbers_of
+from ..kernels.beside import wait_for, wait_if_full
 from ..kernels.concat import Pair
 from ..kernels.elementwise import add_forward
 from ..kernels.second_pass import collected, settle_for
@@ -51,6 +52,7 @@ class Slot:
     @property
     def gradient(self):
         if self._second is not None:
+            wait_for((self._first, self._second))
             self.gradient = add_forward(self._first, self._second)
         return self._first
 
@@ -283,6 +285,8 @@ class Tape:
         arrived, record.output.gradient = record.output.gradient, None
         if arrived is None:  # nothing that was differentiated depends on it
             return
+        wait_if_full()
+        wait_for(arrived if isinstance(arrived, list) else (arrived,))
         gradients = record.play(arrived)
         if len(gradients) != len(record.inputs):
             raise ValueError(f"{record.name}: {len(gradients)} gradients for {len(record.inputs)} inputs")

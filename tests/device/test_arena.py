@@ -108,3 +108,24 @@ def test_a_part_in_the_middle_is_called_in():
     assert borrowed.call_in((1 << 20) + 1024, 1024)
     blocks = [borrowed.allocate(1024) for _ in range(3)]
     assert [block.address for block in blocks[:2]] == [1 << 20, (1 << 20) + 2048] and blocks[2].arena is borrowed.outer
+
+
+def test_what_is_held_is_given_to_nobody_until_it_is_let_go():
+    """All of it, or what was freed before a position."""
+    arena, _ = make()
+    early, *blocks = [arena.allocate(256) for _ in range(4)]
+    addresses = [block.address for block in (early, *blocks)]
+    del early  # before the arena holds: free
+    arena.hold()
+    assert arena.allocate(256).address == addresses[0]  # and freed at once: held
+    blocks.pop(0)
+    position = arena.position
+    blocks.pop(0)
+    assert (arena.held_since(0), arena.held_since(position)) == (3 * 256, 256) and arena.used_bytes == 4 * 256
+    assert arena.allocate(1).address not in addresses
+    arena.let_go(position)
+    assert arena.held_since(0) == arena.held_since(position) == 2 * 256  # that last one, too
+    kept = [arena.allocate(256) for _ in range(2)]
+    assert [block.address for block in kept] == addresses[:2]
+    arena.let_go()
+    assert arena.held_since(0) == 0 and arena.allocate(256).address == addresses[2]

@@ -8,6 +8,7 @@ import pytest
 from numdiff.device import DeviceArray, get_backend
 from numdiff.device.arena import Arena
 from numdiff.device.gpu import Gpu
+from numdiff.device.gpu_graphs import EXCHANGE, GRADIENTS, Branch
 from numdiff.device.gpu_shared import Mapping
 from numdiff.device.host_twin import HostTwin
 from numdiff.errors import NumdiffError, OutOfMemoryError, UsageError
@@ -78,7 +79,7 @@ class Builder:
 
 def capturing_gpu(run):
     gpu = Gpu.__new__(Gpu)
-    gpu._parts = None
+    gpu._parts, gpu._branches = None, {}
     gpu.stream = types.SimpleNamespace(create_graph_builder=lambda: Builder(run), launched=run, sync=lambda: None)
     gpu._target = gpu.stream
     return gpu
@@ -113,19 +114,32 @@ def test_a_capture_that_fails_leaves_the_stream_free():
     assert gpu._target is gpu.stream and gpu._parts is None
 
 
-def test_a_second_stream_waits_for_the_first_and_is_waited_for():
-    """The first kernel that follows another stream's does not take its place early; a graph ends joined."""
-    said, run = [], []
+def forking_gpu(said, run):
+    """One that says what is launched where, and what waits for what."""
     gpu = capturing_gpu(run)
-    gpu._handle, second = 1, types.SimpleNamespace(handle=2, launched=run)
-    gpu._branch = second, "fork", "join", "options"
+    gpu._handle, events = 1, iter(("mark 0", "mark 1"))
+    streams = {EXCHANGE: types.SimpleNamespace(handle=2, launched=run),
+               GRADIENTS: types.SimpleNamespace(handle=3, launched=run)}
+    for (name, stream), more in zip(streams.items(), ("", " 3"), strict=True):
+        gpu._branches[name] = branch = Branch.__new__(Branch)
+        branch.stream, branch.handle, branch.joined, branch.marks, branch.marked = stream, stream.handle, True, [], 0
+        branch.fork, branch.join = f"fork{more}", f"join{more}"
+    gpu.new_event = lambda: next(events)
     gpu._driver = types.SimpleNamespace(
         cuEventRecord=lambda event, stream: said.append(f"{event} after {stream}") or (0,),
         cuStreamWaitEvent=lambda stream, event, flags: said.append(f"{stream} waits for {event}") or (0,))
     gpu._kernels, gpu._early = {("kernel",): "kernel"}, {"early": True}
     gpu._configs, gpu._launch_config = {}, lambda grid, block, shmem_size, early=False: early
+    names = {2: "second", 3: "third"}
     gpu._core_launch = lambda target, early, kernel: said.append(
-        f"{'second' if target is second else 'first'}{', early' * early}")
+        f"{names.get(getattr(target, 'handle', 1), 'first')}{', early' * early}")
+    return gpu
+
+
+def test_a_second_stream_waits_for_the_first_and_is_waited_for():
+    """The first kernel that follows another stream's does not take its place early; a graph ends joined."""
+    said, run = [], []
+    gpu = forking_gpu(said, run)
 
     def step():
         gpu.launch("kernel", 1, 32, ())
@@ -150,6 +164,28 @@ def test_a_second_stream_waits_for_the_first_and_is_waited_for():
 
     gpu.capture(unjoined)
     assert said == [*fork[:3], *join]
+
+
+def test_each_branch_is_waited_for_by_itself_and_up_to_a_mark():
+    said, run = [], []
+    gpu = forking_gpu(said, run)
+    marks = []
+    for _ in range(2):
+        with gpu.forked(GRADIENTS):
+            pass
+        marks.append(gpu.mark(GRADIENTS))
+    gpu.join()  # the other one, to which nothing was launched
+    assert gpu.recording is False
+    said.clear()
+    gpu.wait_for(marks[0])
+    gpu.launch("kernel", 1, 32, ())
+    assert said == ["1 waits for mark 0", "first"]
+    gpu.join(GRADIENTS)
+    said.clear()
+    with gpu.forked(GRADIENTS):
+        pass
+    assert gpu.mark(GRADIENTS) == marks[0]  # after a join marks are used again
+    assert said[-1] == "mark 0 after 3"
 
 
 # Memory shared with other processes ----------------------------------------------------------------------------------

@@ -910,12 +910,14 @@ class Streams(FakeGpu):
         self.log, self.second = [], ""
 
     @contextlib.contextmanager
-    def forked(self):
+    def forked(self, branch):
+        assert branch == "exchange"
         self.second = "beside: "
         yield
         self.second = ""
 
-    def join(self):
+    def join(self, branch):
+        assert branch == "exchange"
         self.log.append("join")
 
     def note(self, text):

@@ -1,0 +1,208 @@
+import numpy as np
+import pytest
+
+from numdiff.device import download, empty, fill_zero, upload
+from numdiff.device.array import set_poison
+from numdiff.kernels import beside
+from numdiff.kernels.second_pass import collected, settle, settle_for
+from numdiff.kernels.versions import at_most
+from numdiff.nn import UNet, loans
+from numdiff.nn import functional as F
+from numdiff.nn.tensor import Parameter, Tape, Tensor
+from tests.arenas import ArenaEmulator, LateEmulator
+from tests.conftest import exhaustive
+
+QUICK = {"matmul": 1, "linear_group": 1, "column_sum": 1, "sample_sum": 1, "conv2d": 1}  # quick with small arrays
+FLOATS = 1 << 10  # of an array below
+
+
+@pytest.fixture(autouse=True)
+def poisoned():
+    """What is read before it is written, or after it was given to others, is NaN."""
+    old = set_poison(True)
+    yield
+    set_poison(old)
+
+
+def array(device, value=None):
+    made = empty((FLOATS,), np.float32, like=device)
+    if value is not None:
+        device.fill(made, value)
+    return made
+
+
+def is_zero(made):
+    return not download(made).any()
+
+
+@pytest.fixture
+def device():
+    return LateEmulator()
+
+
+# The two streams ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("wait", [beside.rejoin, settle, lambda: None], ids=["rejoin", "settle", "end"])
+def test_what_is_beside_is_there_afterwards(device, wait):
+    target = array(device)
+    with collected():
+        with beside.beside(target, target):
+            fill_zero(target)
+        assert not is_zero(target)
+        wait()
+        assert is_zero(target) == (wait.__name__ != "<lambda>")
+    assert is_zero(target)
+
+
+def test_a_gradient_that_is_read_is_waited_for(device):
+    target, other, result = (array(device) for _ in range(3))
+    with collected():
+        with beside.beside(target, target[:8], None):
+            fill_zero(target)
+        beside.made_beside(result)
+        beside.made_beside(None)
+        settle_for(other)
+        settle_for(target[8:])
+        beside.wait_for((other, None))
+        assert not is_zero(target)
+        settle_for(target[4:])
+        assert is_zero(target)
+        with beside.beside(target):
+            fill_zero(result)
+        beside.made_beside(result)
+        beside.wait_for((other, result))
+        assert is_zero(result)
+
+
+def test_what_is_freed_meanwhile_is_given_to_nobody(device):
+    first, target = array(device, 0), array(device)
+    address = device.pointer(first)
+    with collected():
+        with beside.beside(first, target):
+            device.copy(first, target)
+        del first
+        assert device.pointer(array(device)) != address
+        beside.rejoin()
+        assert is_zero(target) and device.pointer(array(device)) == address
+
+
+def test_of_too_much_that_is_held_the_older_half_comes_back(device, monkeypatch):
+    """For which the first stream waits for the older work alone."""
+    monkeypatch.setattr(beside, "HELD", 4 * 4 * FLOATS)
+    targets = [array(device) for _ in range(5)]
+    with collected():
+        for target in targets:
+            given = array(device, 0)
+            with beside.beside(given):
+                device.copy(given, target)
+            del given
+            beside.wait_if_full()
+        assert [is_zero(target) for target in targets] == [True, True, True, False, False]
+        assert device.arena.held_since(0) == 2 * 4 * FLOATS
+        del target, targets[0], targets[1:]  # more than half of it since the last one
+        beside.wait_if_full()
+        assert device.arena.held_since(0) == 0
+
+
+def test_a_large_layer_stays_in_the_first_stream(device, monkeypatch):
+    target = array(device)
+    monkeypatch.setattr(beside, "SMALL", target.nbytes - 4)
+    with collected():
+        with beside.beside(target, target):
+            fill_zero(target)
+        assert is_zero(target)
+
+
+def test_outside_of_a_backward_pass_all_is_in_order(device):
+    target = array(device)
+    with beside.beside(target, target):
+        fill_zero(target)
+    assert is_zero(target)
+    for function in (beside.rejoin, beside.wait_if_full):
+        function()
+
+
+def test_a_step_that_is_not_recorded_runs_in_order_and_holds_the_same_memory():
+    device = LateEmulator()
+    device.recording = False
+    first, target = array(device, 0), array(device)
+    address = device.pointer(first)
+    with collected():
+        with beside.beside(first, target):
+            device.copy(first, target)
+        assert is_zero(target)
+        del first
+        assert device.pointer(array(device)) != address
+    assert device.pointer(array(device)) == address
+
+
+def test_an_error_lets_go_of_what_is_held(device):
+    first = array(device, 0)
+    address = device.pointer(first)
+    with pytest.raises(KeyError), collected():
+        with beside.beside(first):
+            fill_zero(first)
+        del first
+        raise KeyError
+    assert device.pointer(array(device)) == address
+    with collected():  # a pass within a pass is part of it
+        with collected(), beside.beside(target := array(device), target):
+            fill_zero(target)
+        assert not is_zero(target)
+    assert is_zero(target)
+
+
+# Whole passes ---------------------------------------------------------------------------------------------------------
+
+def parameter(rng, device, *shape):
+    made = Parameter(shape, None, written=True)
+    made.data = upload(rng.standard_normal(shape).astype(np.float32), device)
+    made.grad, made.stale = empty(shape, np.float32, device), True
+    return made
+
+
+def layers(device):
+    """{name: gradient} of some layers, of which one is used twice."""
+    rng = np.random.default_rng(1)
+    x, channel = (Tensor(upload(rng.standard_normal(shape).astype(np.float32), device), requires_grad=True)
+                  for shape in ((2, 2, 2, 4), (2, 4)))
+    first, second, third = (parameter(rng, device, 4, 3, 3, 4) for _ in range(3))
+    product = parameter(rng, device, 4, 4)
+    with at_most(QUICK):
+        with Tape() as tape:
+            h = F.conv2d(x, first, channel=F.linear(F.linear(channel, product), product))
+            h = F.silu(F.conv2d(h, second))
+            h = F.conv2d(F.conv2d(h, third, residual=x), second)
+        tape.backward(h, upload(rng.standard_normal(h.shape).astype(np.float32), device))
+    made = {"first": first.grad, "second": second.grad, "third": third.grad, "product": product.grad, "x": x.grad,
+            "channel": channel.grad}
+    return {name: download(gradient) for name, gradient in made.items()}
+
+
+def unet(device):
+    """… of a small UNet whose blocks lend the memory of their gradients."""
+    model = UNet(image_size=4, model_channels=4, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(),
+                 groups=2, num_head_channels=4, device=device)
+    rng = np.random.default_rng(1)
+    model.load_arrays({name: 0.1 * rng.standard_normal(a.shape).astype(np.float32)
+                       for name, a in model.arrays().items()})
+    lends = loans.loans_of(model)
+    x = Tensor(upload(rng.standard_normal((2, 4, 4, 3)).astype(np.float32), device), requires_grad=True)
+    model.parameters.begin_gradients(lends.rest)
+    with at_most(QUICK), lends:
+        with Tape() as tape, lends.forward():
+            y = model(x, upload(np.array([3, 5], np.float32), device))
+        tape.backward(y, upload(rng.standard_normal(y.shape).astype(np.float32), device))
+    return {"x": download(x.grad), **{name: download(parameter.grad)
+                                      for name, parameter in model.parameters.parameters.items()}}
+
+
+@pytest.mark.parametrize("pass_of, jobs", [(layers, 6), pytest.param(unet, 18, marks=[exhaustive, pytest.mark.slow])])
+def test_the_same_bits_however_late_the_second_stream_is(pass_of, jobs, monkeypatch):
+    monkeypatch.setattr(loans, "SMALLEST", 0)
+    want, late = pass_of(ArenaEmulator()), LateEmulator()
+    got = pass_of(late)
+    assert late.jobs >= jobs
+    for name, gradient in want.items():
+        assert np.isfinite(gradient).all()
+        np.testing.assert_array_equal(got[name], gradient, err_msg=name)
