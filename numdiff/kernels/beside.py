@@ -118,10 +118,13 @@ def backward_pass():
 
 
 @contextlib.contextmanager
-def beside(dy, *targets):
-    """Context: what is launched here makes gradients, and adds to or writes `targets` (None: not wanted)."""
+def beside(dy, *targets, small=None):
+    """Context: what is launched here makes gradients, and adds to or writes `targets` (None: not wanted).
+
+    small: bytes of dy up to which it goes to the second stream; None: SMALL
+    """
     current = _passes[-1] if _passes else None
-    if current is None or current.inside or not is_device(dy) or dy.nbytes > SMALL:
+    if current is None or current.inside or not is_device(dy) or dy.nbytes > (SMALL if small is None else small):
         yield
         return
     current.targets.extend(array for array in targets if array is not None)

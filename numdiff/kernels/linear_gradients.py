@@ -33,6 +33,7 @@ from ..device import is_device
 from ..device.limits import multiprocessors_of
 from ..device.requires import supports
 from ..dtypes import is_half
+from .beside import rejoin
 from .linear import linear_backward_reference
 from .matmul import group
 from .matmul.choice import by_eight, choose_half
@@ -72,6 +73,7 @@ def linear_gradients_backward(layers, accumulate=True):
             linear_backward_reference(dy, x, np.empty(dweight.shape, x.dtype), dweight, dbias, False,
                                       accumulate=accumulate)
         return
+    rejoin()  # launches share the counters by which parts are added up
     group.launch_group([group.Product(*layer) for layer in layers], accumulate)
 
 

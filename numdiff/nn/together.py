@@ -15,13 +15,18 @@ before a gradient of an earlier block is asked for. The gradients themselves are
 they are `stale`, or on loan, and what watches the backward pass (distributed/buckets.py) finds the weights of all these
 layers in the record of each.
 
+Where the layers are small, that launch runs beside the backward pass of the block before (kernels/beside.py).
+
 A layer that is not played back, as nothing depends on it, leaves the others waiting: they are launched when the
 backward pass ends (`completed`).
 """
 import contextlib
 
 from ..device.threads import Stack
+from ..kernels.beside import beside
 from ..kernels.linear_gradients import linear_gradients_backward
+
+SMALL = 9 << 20  # bytes of a layer's dy up to which the launch goes to the second stream (kernels/beside.py)
 
 _open = Stack()  # the `Together` of the blocks that run forward in this thread, innermost last
 _begun = Stack()  # those still waiting for layers in this thread's backward passes
@@ -62,7 +67,8 @@ class Together:
             dbias = None if bias is None or bias.frozen else bias.grad
             launches.setdefault(accumulate, []).append((dy, x, dweight, dbias))
         for accumulate, layers in launches.items():
-            linear_gradients_backward(layers, accumulate)
+            with beside(layers[0][0], *(gradient for layer in layers for gradient in layer[2:]), small=SMALL):
+                linear_gradients_backward(layers, accumulate)
 
 
 @contextlib.contextmanager

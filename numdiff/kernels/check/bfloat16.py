@@ -19,7 +19,7 @@ FIRST = re.compile(
     r"matmul_(gelu((_again)?_gradient)?|layer_scale|swiglu_gradient): float16, tile 64|"
     r"depthwise(_(input|weight)_gradient)?: 3×3 float16, 3 wide|"
     r"matmul_swiglu: float16, tile 128|"
-    r"matmul: float16, a·bᵀ, tile (64|\(64, 64\)), float\d\d|matmul_row_sums: float16, 1 parts|"
+    r"matmul: float16, a·bᵀ, (K of 12|tile (64|\(64, 64\)), float\d\d)|matmul_row_sums: float16, 1 parts|"
     r"conv2d(_input_gradient)?: float16, tile \(32, 1\), 1 × 1, 1 at once|conv2d: float16, tile \(32, 1\), statistics|"
     r"conv2d_weight_gradient: float16, (any kernel|tile of 16, 128 pixels, .*)|"
     r"conv2d(_backward)?: float16, (8 → 8|3 → 8|8 → 3))")

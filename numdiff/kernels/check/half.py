@@ -122,6 +122,8 @@ def product_cases():
                     *linear.linear_backward(a.dy, x, a.weight, a.dweight, a.dbias), a.dweight, a.dbias)
         return with_tile((128, 64), 5, 1, layer)
 
+    yield Case("matmul", halves(a=(5, 12), b=(3, 12)), lambda a, v: (matmul.matmul_forward(
+        a.a, a.b, transpose_b=True, version=v),), (2,), HALF_TOLERANCE, "float16, a·bᵀ, K of 12")
     yield Case("linear_backward", lambda rng: {
         **halves(x=(9, 64), x_2=(9, 8), weight=(8, 72), dy=(9, 8))(rng), **{
             name: rng.standard_normal(shape).astype(np.float32)

@@ -57,11 +57,11 @@ def matmul_forward_kernel_v2(a, b, c, bias, shape, strides, epilogue):
     for k0 in range(0, length, TILE):
         value = float32(0)
         if first_row + a_r < M and k0 + a_kk < length:
-            value = a[a_start + (first_row + a_r) * strides.a_row + (k0 + a_kk) * strides.a_k]
+            value = float32(a[a_start + (first_row + a_r) * strides.a_row + (k0 + a_kk) * strides.a_k])
         tile_a[a_r, a_kk] = value
         value = float32(0)
         if first_column + b_c < N and k0 + b_kk < length:
-            value = b[b_start + (k0 + b_kk) * strides.b_k + (first_column + b_c) * strides.b_column]
+            value = float32(b[b_start + (k0 + b_kk) * strides.b_k + (first_column + b_c) * strides.b_column])
         tile_b[b_kk, b_c] = value
         cuda.syncthreads()  # both tiles are complete
         for k in range(TILE):
