@@ -1,8 +1,8 @@
 """Steps of a GPU as CUDA graphs: what is launched is recorded, cut where the host has a part, and replayed."""
 import contextlib
 
-EXCHANGE, GRADIENTS = "exchange", "gradients"  # branches of `forked`: between ranks, and of parameters
-PRIORITIES = {EXCHANGE: -1, GRADIENTS: 0}  # the first stream has 0; blocks of a lower number are placed first
+EXCHANGE, GRADIENTS = "exchange", "gradients"  # branches of `forked`: between ranks, and of parameters; others go, too
+PRIORITIES = {EXCHANGE: -1}  # others and the first stream have 0; blocks of a lower number are placed first
 
 
 class Branch:
@@ -84,8 +84,8 @@ class Graphs:
 
     def _open(self, name):
         from cuda.core.graph import GraphCompleteOptions
-        self._branches[name] = Branch(self, PRIORITIES[name])
-        if PRIORITIES[name]:
+        self._branches[name] = Branch(self, PRIORITIES.get(name, 0))
+        if name in PRIORITIES:
             self._graph_options = (GraphCompleteOptions(use_node_priority=True),)
 
     def join(self, name=EXCHANGE):

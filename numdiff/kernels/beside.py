@@ -14,6 +14,7 @@ HOW
         the end of the pass, sums of parts (second_pass.py), a group of gradients that leaves for other ranks, and
         results that give way to gradients (nn/loans.py)
     Both streams launch the same kernels as one would, on the same numbers: the same bits.
+    `at_once` is for tasks of which all are there at the same time, such as Muon's stacks of matrices (nn/optimizer.py).
 WHERE
     dy has up to SMALL bytes: of a larger layer each kernel fills the GPU by itself. On a device that is not a GPU, or
     in a step that is not recorded, everything is launched in order; memory is held back all the same, so that a
@@ -160,6 +161,25 @@ def wait_if_full():
     """Wait for the second stream's older work, if too much memory does."""
     if _passes and _passes[-1].arena is not None and _passes[-1].arena.held_since(0) > HELD:
         _passes[-1].make_room()
+
+
+def at_once(backend, tasks):
+    """Call functions that launch what does not need one another, each for a stream of its own; what is launched
+    afterwards waits for all."""
+    recording, arena = getattr(backend, "recording", False), getattr(backend, "arena", None)
+    names = [f"task {k}" for k in range(1, len(tasks))]
+    if arena is not None:
+        arena.hold()
+    try:
+        for name, task in zip(names, tasks[1:], strict=True):
+            with forked(backend, name) if recording else contextlib.nullcontext():
+                task()
+        tasks[0]()  # last: each of the others waits for all that the first stream has been given
+        for name in names:
+            join(backend, name)
+    finally:
+        if arena is not None:
+            arena.let_go()
 
 
 def overlaps(a, b):

@@ -4,6 +4,7 @@ device.
 `update()` launches kernels and reads nothing back: the step number, the learning rate and the gradient norm are arrays
 of one element at fixed addresses, so a training step can be replayed without the host.
 """
+import functools
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import numpy as np
 from ..device import AnyArray, copy_into, download, is_device, side_by_side, upload, zeros
 from ..device.limits import multiprocessors_of
 from ..errors import UsageError
+from ..kernels.beside import at_once
 from ..kernels.optimizer.adamw import Ranges, adamw_update
 from ..kernels.optimizer.grad_norm import global_norm
 from ..kernels.optimizer.loss_scale import loss_scale_update
@@ -264,13 +266,15 @@ class Muon(AdamW):
                         unscale=self.loss_scale.unscale, ema=self.ema, ema_decay=s.ema_decay,
                         half=self._own(weights.half), ema_warmup=s.ema_warmup)
 
+        def rest():
+            self._adamw(0, self.stop - self.first, self.rest)
+
         if is_device(weights.data):
-            for stack in self.stacks:
-                update(stack)
-        else:
-            for _ in side_by_side(update, self._singly):
-                pass
-        self._adamw(0, self.stop - self.first, self.rest)
+            at_once(weights.data.backend, [*(functools.partial(update, stack) for stack in self.stacks), rest])
+            return
+        for _ in side_by_side(update, self._singly):
+            pass
+        rest()
 
     def arrays(self) -> dict[str, AnyArray]:
         arrays = super().arrays()

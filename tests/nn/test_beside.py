@@ -1,13 +1,15 @@
 import numpy as np
 import pytest
 
-from numdiff.device import download, empty, fill_zero, upload
+from numdiff.device import copy_into, download, empty, fill_zero, upload
 from numdiff.device.array import set_poison
 from numdiff.kernels import beside
 from numdiff.kernels.second_pass import collected, settle, settle_for
 from numdiff.kernels.versions import at_most
-from numdiff.nn import UNet, loans
+from numdiff.nn import Muon, UNet, loans
 from numdiff.nn import functional as F
+from numdiff.nn.layers import Linear
+from numdiff.nn.module import FlatParameters, Numbered
 from numdiff.nn.tensor import Parameter, Tape, Tensor
 from tests.arenas import ArenaEmulator, LateEmulator
 from tests.conftest import exhaustive
@@ -152,6 +154,27 @@ def test_an_error_lets_go_of_what_is_held(device):
     assert is_zero(target)
 
 
+def test_tasks_at_once_wait_for_what_was_before_and_are_waited_for(device):
+    """And none is given memory that another has freed."""
+    given, first, second, third = array(device, 1), *(array(device) for _ in range(3))
+    freed = []
+
+    def task(target):
+        other = array(device)
+        freed.append(device.pointer(other))
+        device.copy(given, other)
+        device.copy(other, target)
+
+    beside.at_once(device, [lambda: task(first), lambda: task(second), lambda: task(third)])
+    assert device.jobs == 2 and len(set(freed)) == 3
+    for target in (first, second, third):
+        np.testing.assert_array_equal(download(target), download(given))
+    assert device.pointer(array(device)) in freed
+    with pytest.raises(KeyError):
+        beside.at_once(device, [lambda: array(device), lambda: {}[0]])
+    assert device.arena.held_since(0) == 0
+
+
 # Whole passes ---------------------------------------------------------------------------------------------------------
 
 def parameter(rng, device, *shape):
@@ -197,7 +220,19 @@ def unet(device):
                                       for name, parameter in model.parameters.parameters.items()}}
 
 
-@pytest.mark.parametrize("pass_of, jobs", [(layers, 6), pytest.param(unet, 18, marks=[exhaustive, pytest.mark.slow])])
+def muon(device):
+    """{name: array} after a step of Muon with stacks of two shapes."""
+    rng, module = np.random.default_rng(1), Numbered({0: Linear(4, 4), 1: Linear(8, 4)})
+    parameters = FlatParameters(module, device)
+    optimizer = Muon(parameters, {"0.weight": 1, "1.weight": 1}, learning_rate=0.1, warmup_steps=0)
+    copy_into(parameters.grad, rng.standard_normal(parameters.grad.shape).astype(np.float32))
+    with at_most(QUICK):
+        optimizer.update(upload(np.ones(1, np.float32), device))
+    return {"weights": download(parameters.data), **{name: download(a) for name, a in optimizer.arrays().items()}}
+
+
+@pytest.mark.parametrize("pass_of, jobs", [
+    (layers, 6), (muon, 2), pytest.param(unet, 18, marks=[exhaustive, pytest.mark.slow])])
 def test_the_same_bits_however_late_the_second_stream_is(pass_of, jobs, monkeypatch):
     monkeypatch.setattr(loans, "SMALLEST", 0)
     want, late = pass_of(ArenaEmulator()), LateEmulator()
