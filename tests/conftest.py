@@ -193,6 +193,17 @@ def _compile_once():
     ptx.PtxDevice.compile = staticmethod(compiled)
 
 
+ALL_CORES = "device", "distributed", "kernels"  # folders whose tests share a batch among the cores, as users' runs do
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_core(request):
+    """Beside other workers a test computes on one core: two threads that wait for each other take longer, and on a
+    machine with many cores each worker would have as many. ALL_CORES show that the parts of a batch are its whole."""
+    folder = request.path.relative_to(pathlib.Path(__file__).parent).parts[0]
+    device_module.share_cores(1 if hasattr(request.config, "workerinput") and folder not in ALL_CORES else None)
+
+
 def engines():
     return ["cpu", "launch", "emulator", pytest.param("ptx", marks=exhaustive), *(["cuda"] if has("gpu") else [])]
 

@@ -315,8 +315,9 @@ def _average(images, factor):
     if factor == 1:
         return images
     n, height, width, channels = images.shape
-    squares = images.reshape(n, height // factor, factor, width // factor, factor, channels)
-    return ((squares.sum((2, 4), np.uint32) + factor * factor // 2) // (factor * factor)).astype(np.uint8)
+    rows = images.reshape(n, height // factor, factor, width * channels).sum(2, np.uint32)  # whole rows, then pixels
+    squares = np.einsum("nhwfc->nhwc", rows.reshape(n, height // factor, width // factor, factor, channels))
+    return ((squares + factor * factor // 2) // (factor * factor)).astype(np.uint8)
 
 
 def _indices(names, classes):

@@ -113,9 +113,11 @@ def one_of_each_source():
                  for name, (kernel, _) in reversed(kernels().items())}.values())[::-1]
 
 
-def one_of_each_file(names):
-    """The last of names of kernels from each file, mostly the one with most to it."""
-    return [*{kernels()[name][0].py_func.__code__.co_filename: name for name in names}.values()]
+def one_of_each_folder(names):
+    """The last of names of kernels from each folder, and from each file beside the folders, mostly the one with most to
+    it; one whose text is made (versions 1 and 2 of an operation on each element) only where there is no other."""
+    made = {name: kernels()[name][0].py_func.__code__.co_filename.startswith("<") for name in names}
+    return [*{name.partition(".")[0]: name for name in sorted(names, key=made.get, reverse=True)}.values()]
 
 
 def widest(names):
@@ -145,7 +147,7 @@ def names_of_tests():
     """{what tests are made of: [name of a kernel, …]}. Within tests it is kept, as every worker asks for it, and that
     takes two seconds."""
     return kept.said(lambda: {
-        "one of each file": one_of_each_file([
+        "one of each folder": one_of_each_folder([
             name for name in one_of_each_source() if name not in tensor_core_kernels() and not name.startswith(LONG)]),
         "variants": covering(kernels()),
         "logs": [*widest(tensor_core_kernels()), *widest_in_registers()],

@@ -24,8 +24,8 @@ def check_text(text):
     assert ".entry" in text and not re.search(r"\.f64|\.extern .*__half", text)
 
 
-@pytest.mark.parametrize("name", names_of_tests()["one of each file"])
-def test_a_kernel_of_each_file_compiles(name):
+@pytest.mark.parametrize("name", names_of_tests()["one of each folder"])
+def test_a_kernel_of_each_folder_compiles(name):
     """…for an H100, without float64; of LONG, and all others, the exhaustive part."""
     kernel, signature = kernels()[name]
     (text,) = PtxDevice.compile(kernel, signature, CAPABILITIES[-1:]).values()

@@ -185,8 +185,8 @@ def stack_cases():
         return Case("linear_stack", inputs, run, (None,), HALF_TOLERANCE,
                     f"float16, and backward, {G} of {N}×{K}{', written' * (not accumulate)}")
 
-    yield stack(8, 128, 64, 2, False)
-    yield stack(8, 256, 128, 3, True)
+    yield stack(8, 128, 64, 3, True)
+    yield stack(8, 256, 128, 2, False)
     yield stack(136, 128, 192, 2, True)
 
 
