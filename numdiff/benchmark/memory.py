@@ -8,12 +8,14 @@ from collections import Counter
 
 from .watch import BETWEEN, MODEL, Layers, watching_operations
 
+BESIDE = "backward", "freed, but read by gradients beside it"  # kernels/beside.py
+
 
 class Holdings:
     """Context: who held what in some arenas at the moment when they held the most together.
 
     owner(): names the current owner. Afterwards peak: bytes; held: Counter of bytes by owner, None for what was taken
-    before.
+    before, BESIDE for what nobody owns any more and nobody gets yet.
     """
 
     def __init__(self, arenas, owner):
@@ -52,6 +54,8 @@ class Holdings:
             self.peak, self.held = used, Counter()
             for who, nbytes in self._live.values():
                 self.held[who] += nbytes
+            if waits := sum(arena.held_since(0) for arena in self.arenas):
+                self.held[BESIDE] = waits
             self.held[None] = used - sum(self.held.values())
 
 

@@ -207,6 +207,7 @@ def profile_step(options, repeats=3, steps=10, warmup=3, clock="auto"):
     fault = replay_us = None
     if inside:
         launches, spans = run_watched(step, NoClock())
+        step.record_in_order()
         found, fault = replayed(step, [launch.kernel for launch in launches], repeats)
         if found:
             how = "inside the replayed graph, by CUPTI"

@@ -15,6 +15,7 @@ from ..device import copy_into, synchronize
 from ..device.planned import collect
 from ..device.roof import peak_flops
 from ..errors import OutOfMemoryError, UsageError
+from ..kernels.beside import in_order
 from ..training.build import build_model, build_trainer, describe_recomputation
 from ..training.compiling import aside, compiling
 from ..training.price import with_and_without
@@ -112,6 +113,13 @@ class NumdiffStep(Measured):
 
     def run(self):
         self.step.run()
+
+    def record_in_order(self):
+        """From now on `run` replays a graph of one stream, in which kernels come as they are launched."""
+        self.step.record_anew()
+        with in_order():
+            self.run()
+            self.wait()
 
     def run_eagerly(self):
         """One step whose kernels are launched one by one, so that it can be watched; `run` may replay a graph."""

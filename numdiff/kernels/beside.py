@@ -68,7 +68,7 @@ class Pass:
         first, event = self.arena and self.arena.position, None
         self.inside = True
         try:
-            if getattr(backend, "recording", False):
+            if forks(backend):
                 with forked(backend, GRADIENTS):
                     yield
                 event = backend.mark(GRADIENTS)
@@ -102,6 +102,22 @@ class Pass:
 
 
 _passes = Stack()  # at most one a thread
+_orders = Stack()  # of `in_order`
+
+
+@contextlib.contextmanager
+def in_order():
+    """Context: steps are recorded with everything in one stream, as those want them who time kernels one by one."""
+    _orders.append(None)
+    try:
+        yield
+    finally:
+        _orders.pop()
+
+
+def forks(backend):
+    """Whether there is a second stream for what is launched now: on a GPU that records a step."""
+    return getattr(backend, "recording", False) and not _orders
 
 
 @contextlib.contextmanager
@@ -166,13 +182,13 @@ def wait_if_full():
 def at_once(backend, tasks):
     """Call functions that launch what does not need one another, each for a stream of its own; what is launched
     afterwards waits for all."""
-    recording, arena = getattr(backend, "recording", False), getattr(backend, "arena", None)
+    several, arena = forks(backend), getattr(backend, "arena", None)
     names = [f"task {k}" for k in range(1, len(tasks))]
     if arena is not None:
         arena.hold()
     try:
         for name, task in zip(names, tasks[1:], strict=True):
-            with forked(backend, name) if recording else contextlib.nullcontext():
+            with forked(backend, name) if several else contextlib.nullcontext():
                 task()
         tasks[0]()  # last: each of the others waits for all that the first stream has been given
         for name in names:

@@ -94,6 +94,10 @@ class TrainingStep:
                 self._replay()
         self._has_run = True
 
+    def record_anew(self):
+        """The next `run` records the step once more, if it records at all."""
+        self._replay = None
+
     def _run(self):
         optimizer = self.optimizer
         loss, scale = self._gradients(exchange=self.exchange)

@@ -15,7 +15,7 @@ from numdiff.benchmark.watch import BETWEEN, watching_launches, watching_operati
 from numdiff.device import zeros
 from numdiff.device.arena import Arena
 from numdiff.device.roof import Roof, peak_flops
-from numdiff.kernels import add_forward, linear_forward
+from numdiff.kernels import add_forward, beside, linear_forward
 from numdiff.training.options import resolve
 
 from .fake_gpu import EVENT_MS, FakeGpu
@@ -75,6 +75,7 @@ def test_chrome_trace(on_cpu, tmp_path):
 def test_on_a_gpu(monkeypatch):
     gpu = FakeGpu()
     monkeypatch.setattr(numdiff.device.emulator, "get_emulator", lambda **_: gpu)
+    monkeypatch.setattr(beside, "HELD", 1 << 13)
     found = profile_step(resolve({**TINY_DIT, "device": "emulator"}), repeats=1, steps=1, warmup=0)
     check_profile(found)
     assert found.captured and gpu.captured == 2  # the step; kernels that do nothing
@@ -90,6 +91,7 @@ def test_on_a_gpu(monkeypatch):
     assert sum(nbytes for _, nbytes in held) == peak > 0 and not any("allocate" in vars(a) for a in gpu.arenas)
     rows = dict(held)
     assert rows["weights"] == rows["AdamW's m"] == rows["gradients of the weights"]
+    assert 0 < rows["backward: freed, but read by gradients beside it"] <= 1 << 13
     assert any(name.startswith("blocks.0 ") for name in rows) and "kept between steps" in in_short(found.memory)
 
 

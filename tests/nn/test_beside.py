@@ -138,6 +138,16 @@ def test_a_step_that_is_not_recorded_runs_in_order_and_holds_the_same_memory():
     assert device.pointer(array(device)) == address
 
 
+def test_in_order_there_is_one_stream(device):
+    target = array(device)
+    with beside.in_order(), collected():
+        with beside.beside(target, target):
+            fill_zero(target)
+        assert is_zero(target)
+        beside.at_once(device, [lambda: array(device)] * 2)
+    assert device.jobs == 0
+
+
 def test_an_error_lets_go_of_what_is_held(device):
     first = array(device, 0)
     address = device.pointer(first)
