@@ -490,7 +490,7 @@ IN_KERNELS = {
     "matmul, guard of the result": InKernel("matmul.tiled", "if row < M and", "if row <= M and", "matmul", 2, "bounds",
                                             ("c[i] = ",)),
     "matmul, guard of a load": InKernel("matmul.tiled", "b_c < N and", "b_c <= N and", "matmul", 2, "bounds",
-                                        ("value = b[b_start",)),
+                                        ("value = float32(b[b_start",)),
     "matmul v3, second barrier": InKernel("matmul.register_tiles", BARRIER, NONE, "long", 3, "race",
                                           ("tile_a[k, r] = fetch", "row0 = add_row("), 1),
     "matmul v4, one buffer": InKernel("matmul.vectorised", "buffer = int32(1 - buffer)", "buffer = int32(buffer)",
