@@ -192,3 +192,20 @@ class Borrowed(Arena):
             if address + nbytes < stop:
                 self._join(address + nbytes, stop - address - nbytes)
             return True
+
+
+class Lane(Arena):
+    """An arena for a stream of its own: over blocks of another arena, which has them back once this one is closed. What
+    is freed here is given to later work of the same stream alone."""
+
+    def __init__(self, outer):
+        super().__init__(self._take_block, ALIGNMENT)
+        self.outer, self._blocks = outer, []
+
+    def _take_block(self, nbytes):
+        self._blocks.append(self.outer.allocate(nbytes))
+        return self._blocks[-1].address
+
+    def close(self):
+        """Give all back; nothing may lie here any more."""
+        self._blocks.clear()

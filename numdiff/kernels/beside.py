@@ -31,6 +31,7 @@ import contextlib
 from typing import Any, NamedTuple
 
 from ..device import GRADIENTS, forked, is_device, join
+from ..device.arena import Lane
 from ..device.threads import Stack
 
 SMALL = 17 << 20  # bytes of dy: all of a UNet's layers with 32 images
@@ -181,21 +182,22 @@ def wait_if_full():
 
 def at_once(backend, tasks):
     """Call functions that launch what does not need one another, each for a stream of its own; what is launched
-    afterwards waits for all."""
-    several, arena = forks(backend), getattr(backend, "arena", None)
-    names = [f"task {k}" for k in range(1, len(tasks))]
-    if arena is not None:
-        arena.hold()
-    try:
-        for name, task in zip(names, tasks[1:], strict=True):
-            with forked(backend, name) if several else contextlib.nullcontext():
-                task()
-        tasks[0]()  # last: each of the others waits for all that the first stream has been given
-        for name in names:
-            join(backend, name)
-    finally:
-        if arena is not None:
-            arena.let_go()
+    afterwards waits for all. What they allocate must be gone when they return."""
+    several, outer = forks(backend), getattr(backend, "arena", None)
+    names, lanes = [f"task {k}" for k in range(1, len(tasks))], []
+    for name, task in zip([*names, None], [*tasks[1:], tasks[0]], strict=True):
+        # the first task is last: each of the others waits for all that the first stream has been given
+        with contextlib.ExitStack() as own:
+            if several and name:
+                own.enter_context(forked(backend, name))
+            if outer is not None:
+                lanes.append(Lane(outer))
+                own.enter_context(backend.within(lanes[-1]))
+            task()
+    for name in names:
+        join(backend, name)
+    for lane in lanes:
+        lane.close()
 
 
 def overlaps(a, b):

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from ..arguments import AdamWArguments
 
+AT_ONCE = 64 << 20  # numbers of all of Muon's stacks up to which they share the GPU; larger ones fill it, one by one
 MAX_AVERAGED = 2**31 - 1  # numbers of all averages of ema_std, which kernels count in 32 bits
 # of the state; all else is like the parameters
 SCALARS = "step", "updates", "loss_scale", "loss_scale_counts", "fp8_scale", "fp8_history"
@@ -269,12 +270,17 @@ class Muon(AdamW):
         def rest():
             self._adamw(0, self.stop - self.first, self.rest)
 
-        if is_device(weights.data):
-            at_once(weights.data.backend, [*(functools.partial(update, stack) for stack in self.stacks), rest])
+        if not is_device(weights.data):
+            for _ in side_by_side(update, self._singly):
+                pass
+            rest()
             return
-        for _ in side_by_side(update, self._singly):
-            pass
-        rest()
+        tasks = [*(functools.partial(update, stack) for stack in self.stacks), rest]
+        if sum(len(stack.starts) * stack.rows * stack.columns for stack in self.stacks) <= AT_ONCE:
+            at_once(weights.data.backend, tasks)
+            return
+        for task in tasks:
+            task()
 
     def arrays(self) -> dict[str, AnyArray]:
         arrays = super().arrays()

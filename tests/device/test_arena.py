@@ -1,7 +1,7 @@
 import gc
 import weakref
 
-from numdiff.device.arena import ALIGNMENT, Arena, Borrowed
+from numdiff.device.arena import ALIGNMENT, Arena, Borrowed, Lane
 
 
 def make(segment=1 << 20):
@@ -129,3 +129,17 @@ def test_what_is_held_is_given_to_nobody_until_it_is_let_go():
     assert [block.address for block in kept] == addresses[:2]
     arena.let_go()
     assert arena.held_since(0) == 0 and arena.allocate(256).address == addresses[2]
+
+
+def test_a_lane_gives_what_is_freed_to_its_own_and_all_back_when_it_is_closed():
+    arena, _ = make()
+    first, second = Lane(arena), Lane(arena)
+    block = first.allocate(1000)
+    address = block.address
+    del block
+    assert second.allocate(1000).address != address == first.allocate(1000).address
+    both = [first.allocate(512), first.allocate(512)]  # what was one block of 1,024 bytes
+    assert both[0].address == address and both[1].address == address + 512 and arena.used_bytes == 2048
+    del both
+    first.close()
+    assert arena.used_bytes == 1024 and arena.allocate(1000).address == address
