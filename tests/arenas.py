@@ -7,6 +7,7 @@ import numpy as np
 from numdiff.device.arena import Arena
 from numdiff.device.array import POISON, DeviceArray
 from numdiff.device.emulator import EmulatorDevice
+from numdiff.diffusion.memory import Measuring
 from numdiff.emulator.memory import GLOBAL, Memory
 
 
@@ -39,13 +40,7 @@ class ArenaEmulator(EmulatorDevice):
         memory.block = block
         return memory
 
-    @contextlib.contextmanager
-    def within(self, arena):
-        outer, self.arena = self.arena, arena
-        try:
-            yield
-        finally:
-            self.arena = outer
+    within = Measuring.within
 
     @staticmethod
     def pointer(array):

@@ -85,13 +85,7 @@ class HostArena:
         self.arena = Arena(segments(self.kept), 1 << 16)
         self.lent = 0  # arrays that lay in lent memory
 
-    @contextlib.contextmanager
-    def within(self, arena):
-        outer, self.arena = self.arena, arena
-        try:
-            yield
-        finally:
-            self.arena = outer
+    within = ArenaEmulator.within
 
     @staticmethod
     def pointer(array):
