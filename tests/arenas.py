@@ -47,9 +47,9 @@ class ArenaEmulator(EmulatorDevice):
         return array.memory.address + array.offset
 
 
-class Late:
-    """A mixin: what is launched in a second stream runs as late as it may, when the first waits for it. By then memory
-    that was given to others meanwhile holds what they wrote."""
+class LateEmulator(ArenaEmulator):
+    """An emulator with further streams: what is launched there runs as late as it may, when the first waits for it. By
+    then memory that was given to others meanwhile holds what they wrote."""
 
     recording = True
 
@@ -97,10 +97,6 @@ class Late:
             method(*arguments)
         else:
             self.queue.append((method, _without_blocks(arguments)))
-
-
-class LateEmulator(Late, ArenaEmulator):
-    """An emulator with a second stream."""
 
 
 def _without_blocks(value):

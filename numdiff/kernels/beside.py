@@ -20,8 +20,9 @@ WHERE
     in a step that is not recorded, everything is launched in order; memory is held back all the same, so that a
     recorded step takes no other than the one that runs before it.
 MEASURED
-    H200, the UNet's step in fp16: 5.54 to 5.25 ms with 32 images, 3.30 to 2.84 with 8 (HELD 32 MiB); H100: 5.95 to
-    5.61, 5.70 with 32 MiB held, 5.54 with 128, 5.52 with all; DiT-S/2 with 64 images as before.
+    The UNet's step in fp16, H100: 5.95 to 5.61 ms with 32 images, 5.69 with 32 MiB held, 5.54 with 128, 5.52 with all;
+    3.34 to 2.87 with 8 images; DiT-S/2 with 64 images as before. H200, where the first stream still waited for all
+    when too much was held: 5.54 to 5.25 ms.
 SOURCE
     CUDA programming guide, "CUDA Graphs", on stream capture across streams.
 READ NEXT
@@ -81,12 +82,12 @@ class Pass:
 
     def make_room(self):
         """Wait for as many jobs, the oldest first, as leave half of HELD to the arena."""
-        for done, job in zip(self.jobs, self.jobs[1:], strict=False):
+        for left, job in enumerate(self.jobs[1:], 1):
             if self.arena.held_since(job.first) <= HELD // 2:
-                if done.event is not None:
-                    self.backend.wait_for(done.event)
+                if (event := self.jobs[left - 1].event) is not None:
+                    self.backend.wait_for(event)
                 self.arena.let_go(job.first)
-                del self.jobs[:self.jobs.index(job)]
+                del self.jobs[:left]
                 return
         self.close()
 
