@@ -79,6 +79,19 @@ def test_every_kernel_has_a_name_of_its_own():
     assert all(by_name[k.py_func.__module__, k.py_func.__name__] is k for k in kernels)
 
 
+def test_every_kernel_is_held_where_its_name_leads():
+    """…to its own module, or to the launcher of its package, which comes with any module of it."""
+    held = {}  # module -> the kernels that it holds
+    for name, module in list(sys.modules.items()):
+        if name.startswith("numdiff.kernels"):
+            for value in list(vars(module).values()):
+                held.setdefault(name, set()).update(
+                    id(kernel) for kernel in (value.values() if isinstance(value, dict) else [value]))
+    lost = [name for (name, _), kernel in kernels_by_name().items()
+            if id(kernel) not in held[name] | held.get(name.rpartition(".")[0] + ".launcher", set())]
+    assert not lost
+
+
 @pytest.mark.parametrize("key", [SILU, ATTENTION], ids=lambda key: key.name)
 @quick(lambda key: key is ATTENTION)
 def test_a_kernel_is_found_by_importing_its_module_alone(key):

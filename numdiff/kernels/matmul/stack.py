@@ -33,7 +33,7 @@ FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = (False, False, True), (False, True, F
 STACK_KERNELS = Variants(
     [(BN, *kind) for kind, widths in ((FORWARD, FORWARD_WIDTHS), (INPUT_GRADIENT, BACKWARD_WIDTHS),
                                       (WEIGHT_GRADIENT, BACKWARD_WIDTHS)) for BN in widths],
-    lambda key: kernel_for(*key, stacked=True))
+    lambda key: kernel_for(*key, stacked=True, module=__name__))
 
 
 def distance(arrays):
