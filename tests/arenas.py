@@ -70,7 +70,9 @@ class LateEmulator(ArenaEmulator):
         return name, self.done.get(name, 0) + len(self.late[name])
 
     def wait_for(self, event):
-        name, end = event
+        self._now_or_late(self._run_until, *event)
+
+    def _run_until(self, name, end):
         while self.done.get(name, 0) < end:
             self._run_first(name)
 

@@ -43,7 +43,6 @@ from ..errors import NumdiffError
 from ..kernels.peer_pieces import peer_reduce_pieces, pieces_of
 from . import overlap
 
-GROUPS = 32  # of gradients, about
 PARTS = 4  # of a rank's weights
 EDGE = 64  # elements: parts but the last have a multiple
 
@@ -79,7 +78,7 @@ class Copies(overlap.Overlap):
     """
 
     def __init__(self, exchange, parameters):
-        super().__init__(exchange, parameters, GROUPS)
+        super().__init__(exchange, parameters)
         self.gpu, self.rank, self.ranks = exchange.gpu, exchange.rank, len(exchange.gradients)
         self.others = [(self.rank + step) % self.ranks for step in range(1, self.ranks)]  # each begins elsewhere
         bounds = exchange.partition.bounds

@@ -13,7 +13,8 @@ for it. A DiT's gradients are therefore copied, and added up later (copies.py). 
 model wants.
 
 THE SAME BITS. Each element is added up by one rank, in rank order, as without this. Where a weight's gradient waits for
-its parts to be added up (kernels/second_pass.py), that is done before a group leaves.
+its parts to be added up (kernels/second_pass.py), that is done before a group leaves; where gradients of small layers
+are made on a stream of their own (kernels/beside.py), a group waits for that one, and the first stream does not.
 
 WHY IT CANNOT DEADLOCK. A barrier's kernel spins on one multiprocessor until all ranks have reached that barrier, and
 kernels of the backward pass may need that multiprocessor, even all of them at once. All ranks have the same groups, and
@@ -27,13 +28,14 @@ lent again in this step. Its kernels write nothing else, and the join precedes w
 import numpy as np
 
 from ..device import forked, join, lasting, upload
+from ..kernels.beside import follow
 from ..kernels.peer_pieces import peer_copy_pieces, peer_reduce_pieces, pieces_of
-from ..kernels.second_pass import settle
+from ..kernels.second_pass import settle_beside
 from ..nn.partition import joined
 from .buckets import NEVER, last_records, parameters_of
 
 BLOCKS = 64  # of 256 threads, that add up during the backward pass; 0: the sum follows it
-GROUPS = 16  # about, of nearly the same size: little more than one of them is left for after the backward pass
+GROUPS = 32  # about, of nearly the same size: little more than one of them is left for after the backward pass
 KERNELS, COPIES = "kernels", "copies"  # of `Model.exchange_beside`
 
 
@@ -101,10 +103,10 @@ def plan(like, size):
 
 
 class Overlap:
-    """Watcher (buckets.py) of a backward pass, for a `PeerExchange`. most: groups, about."""
+    """Watcher (buckets.py) of a backward pass, for a `PeerExchange`. most: groups, about"""
 
-    def __init__(self, exchange, parameters, most=None):
-        self.exchange, self.parameters, self.most = exchange, parameters, most or GROUPS
+    def __init__(self, exchange, parameters):
+        self.exchange, self.parameters, self.most = exchange, parameters, GROUPS
         self.groups = {}  # length of a tape -> [Group]; all are kept, as a captured step reads their tables
         self.current, self.left = None, 0  # the groups of this step, once it has begun, and how many of them have left
 
@@ -118,8 +120,9 @@ class Overlap:
     def played(self, number):
         while (self.left < len(self.current) - 1 and self.current[self.left].ready <= number
                and self.current[self.left].complete):
-            settle()
+            settle_beside()
             with forked(self.exchange.gpu):
+                follow()
                 self._add(self.current[self.left], BLOCKS)
 
     def finish(self):

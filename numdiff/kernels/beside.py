@@ -11,8 +11,8 @@ HOW
         a gradient that is read or added to before the pass ends         `wait_for_gradient`
         an array that was made there and is read by the pass itself      `made_beside`, `wait_for`
         memory that is freed: the arena holds it back meanwhile; of more than HELD bytes the older half, `wait_if_full`
-        the end of the pass, sums of parts (second_pass.py), a group of gradients that leaves for other ranks, and
-        results that give way to gradients (nn/loans.py)
+        the end of the pass, sums of parts (second_pass.py), and results that give way to gradients (nn/loans.py)
+    A third stream that takes gradients to other ranks waits for the second by itself (`follow`).
     Both streams launch the same kernels as one would, on the same numbers: the same bits.
     `at_once` is for tasks of which all are there at the same time, such as Muon's stacks of matrices (nn/optimizer.py).
 WHERE
@@ -155,6 +155,13 @@ def rejoin():
     """What is launched from now on waits for all that was launched in `beside`."""
     if _passes and not _passes[-1].inside:
         _passes[-1].close()
+
+
+def follow():
+    """What is launched from now on to the stream that is launched to, a further one, waits for all that was launched in
+    `beside`; the first goes on."""
+    if _passes and _passes[-1].jobs and (event := _passes[-1].jobs[-1].event) is not None:
+        _passes[-1].backend.wait_for(event)
 
 
 def made_beside(array):

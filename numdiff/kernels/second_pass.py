@@ -193,11 +193,12 @@ def settle():
         _launch(sums)
 
 
-def _settle_beside():
-    """`settle`, where nobody reads the gradients yet."""
-    targets = [s.target for s in _waiting[-1].sums]
-    with beside(targets[0], *targets):
-        settle()
+def settle_beside():
+    """`settle`, where the first stream does not read the gradients yet: who does in another is to `follow`."""
+    if _waiting and _waiting[-1].sums:
+        targets = [s.target for s in _waiting[-1].sums]
+        with beside(targets[0], *targets):
+            settle()
 
 
 def settle_for(array):
@@ -234,12 +235,12 @@ def add_parts(sums, waits=False):
         if not waits:
             _launch(sums)
             return
-        _settle_beside()
+        settle_beside()
     waiting.sums = waiting.sums + sums
     if not waits:
         settle()
     elif waiting.bytes() > WAITING:
-        _settle_beside()
+        settle_beside()
 
 
 def bits_of(count, vectors):

@@ -15,7 +15,7 @@ import hashlib
 import numpy as np
 
 from numdiff.distributed import communicator as distributed
-from numdiff.distributed import copies, overlap
+from numdiff.distributed import overlap
 from numdiff.errors import UsageError
 from numdiff.nn.dit import DiT
 from numdiff.nn.unet import UNet
@@ -41,7 +41,6 @@ def measured(communicator, options, images, ways, row):
     trainers, times = {}, {way: [] for way in ways}
     for way in ways:
         by, overlap.BLOCKS, overlap.GROUPS = way
-        copies.GROUPS = overlap.GROUPS
         DiT.exchange_beside = UNet.exchange_beside = by
         trainers[way] = ready_trainer(options, images)
     overlap.BLOCKS = 0

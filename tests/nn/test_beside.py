@@ -1,10 +1,13 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from numdiff.device import copy_into, download, empty, fill_zero, upload
 from numdiff.device.array import set_poison
+from numdiff.distributed import overlap
 from numdiff.kernels import beside
-from numdiff.kernels.second_pass import collected, settle, settle_for
+from numdiff.kernels.second_pass import Sum, add_parts, collected, settle, settle_for
 from numdiff.kernels.versions import at_most
 from numdiff.nn import Muon, UNet, loans, optimizer
 from numdiff.nn import functional as F
@@ -74,6 +77,30 @@ def test_a_gradient_that_is_read_is_waited_for(device):
         beside.made_beside(result)
         beside.wait_for((other, result))
         assert is_zero(result)
+
+
+def test_a_group_of_gradients_waits_for_the_second_stream_and_the_first_goes_on(device, monkeypatch):
+    """What leaves for other ranks (distributed/overlap.py) in a third one, sums of parts among it."""
+    target, summed, parts, sent = array(device), array(device), array(device, 0), [array(device) for _ in range(2)]
+    watcher = overlap.Overlap(SimpleNamespace(gpu=device), None)
+    watcher.current = [SimpleNamespace(ready=1, complete=True)] * 2
+
+    def add(group, blocks):
+        watcher.left += 1
+        for source, copy in zip((target, summed), sent, strict=True):
+            device.copy(source, copy)
+
+    monkeypatch.setattr(watcher, "_add", add)
+    with collected():
+        with beside.beside(target, target):
+            fill_zero(target)
+        add_parts([Sum(parts, 1, summed, False)], waits=True)
+        for number in range(3):
+            watcher.played(number)
+            assert watcher.left == (number > 0)
+        assert not any(is_zero(made) for made in (target, summed, *sent))
+        device.join("exchange")
+        assert all(is_zero(made) for made in sent)
 
 
 def test_what_is_freed_meanwhile_is_given_to_nobody(device):
