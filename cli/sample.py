@@ -40,7 +40,7 @@ class Steps(click.ParamType):
              "turns.  [default: all in turn]")
 @option("What", "--cfg-scale", metavar="SCALE", type=float,
         help="Classifier-free guidance, for a model with a null class: 0 ignores the class, 1 is no guidance, more "
-             "exaggerates the class.  [default: 1]")
+             "exaggerates the class.  [default: as in the run's own pictures, else 1]")
 @option("What", "--cfg-channels", metavar="N", type=click.IntRange(1),
         help="Guide only the first N channels; the public DiT guides 3.  [default: all]")
 @option("What", "--cfg-interval", metavar="LOW,HIGH", type=ListOf(float),
@@ -59,11 +59,12 @@ class Steps(click.ParamType):
 @option("What", "--mask", metavar="MASK",
         help="The part to repaint: a picture that is white there, or left, right, top, bottom or centre.")
 @option("How", "--sampler", metavar="NAME", type=click.Choice(SAMPLERS),
-        help=f"{', '.join(SAMPLERS)}; numdiff/diffusion/README.md has a table.  [default: ddim]")
+        help=f"{', '.join(SAMPLERS)}; numdiff/diffusion/README.md has a table.  [default: that "
+             "of the run's own pictures; ddim for a model that no run tells of]")
 @option("How", "--steps", metavar="STEPS", type=Steps(),
         help="Number of steps, each of which evaluates the model once (heun: twice); or guided-diffusion's respacing: "
-             "ddim50, or 10,15,20 for that many timesteps in each third.  [default: 50, or all timesteps of the model "
-             "where they are fewer]")
+             "ddim50, or 10,15,20 for that many timesteps in each third.  [default: with the run's own sampler as in "
+             "its pictures, else 50, or all timesteps of the model where they are fewer]")
 @option("How", "--schedule", metavar="FILE.json", type=click.Path(),
         help="Steps that `numdiff schedule` learned from the model, instead of --steps and --sampler.")
 @option("How", "--eta", metavar="ETA", type=click.FloatRange(0, 1),

@@ -21,9 +21,9 @@ def ema_command(run, std, output=None, outdir="runs", echo=print):
     if path.exists() and path.samefile(checkpoint):
         raise UsageError(f"--output {path} is the checkpoint itself: give another name.")
     options, arrays, meta = read_model_file(checkpoint, ema_std=std)
-    classes = {"classes": meta["classes"]} if meta.get("classes") else {}
+    kept = {name: meta[name] for name in ("classes", "pictures") if meta.get(name)}
     write_model_file(path, options, arrays, meta.get("diffusion"), meta.get("step", 0), meta["model"],
-                     source=checkpoint.name, averaged=meta["averaged"], **classes)
+                     source=checkpoint.name, averaged=meta["averaged"], **kept)
     told = meta["averaged"]
     echo(f"{path}: weights of {checkpoint} (step {meta.get('step', 0):,}) averaged with the width {std:g}, from "
          f"{told['stored']} stored averages; the profile differs by {100 * told['error']:.2g} %")

@@ -287,12 +287,14 @@ def check_resumed_data(meta, trainer, path, new_data):
     return why and f"new: {why}"
 
 
-def checkpoint_meta(trainer):
-    """What a checkpoint says about itself."""
+def checkpoint_meta(trainer, options):
+    """What a checkpoint says about itself. "pictures": how this run draws its own, for `numdiff sample`."""
     model = trainer.model
     return {"model": model.kind, "model_options": model.options, "index": model.parameters.index,
             "diffusion": trainer.diffusion.options, "step": trainer.step, "classes": trainer.dataset.classes,
             "data": trainer.fingerprint, "seed": trainer.seed, "init": trainer.origin,
+            "pictures": {"sampler": options.sampler, "steps": options.sample_steps, "cfg_scale": options.cfg_scale,
+                         "cfg_interval": options.cfg_interval and list(options.cfg_interval)},
             **({"ema_std": list(stds)} if (stds := trainer.settings["ema_std"]) else {})}
 
 
@@ -323,7 +325,7 @@ def _train(options, trainer, previews, run_dir, output):
             settle()
             with doing(f"saving step {trainer.step}"):
                 trainer.check_finite(state)  # a damaged model is never saved: the earlier checkpoints stay the newest
-                write(trainer.step, state, checkpoint_meta(trainer))
+                write(trainer.step, state, checkpoint_meta(trainer, options))
 
         def write(step, state, meta):
             save_checkpoint(run_dir / checkpoint_name(step), state, meta)
@@ -336,7 +338,7 @@ def _train(options, trainer, previews, run_dir, output):
         def save_first(state):
             """Runs beside the first steps, which do not wait for the disk."""
             writer = held.enter_context(ThreadPoolExecutor(1, thread_name_prefix="numdiff checkpoint"))
-            written.append(writer.submit(write, trainer.step, state, checkpoint_meta(trainer)))
+            written.append(writer.submit(write, trainer.step, state, checkpoint_meta(trainer, options)))
 
         def settle():
             """Wait for the first checkpoint; what it raised is raised here."""
@@ -417,7 +419,8 @@ def _train(options, trainer, previews, run_dir, output):
             if options.ema_std and due(snapshot_every(options)):
                 with pause(), doing(f"storing the averages of step {trainer.step}"):
                     averages = communicator.build(trainer.averages)
-                    communicator.first(save_snapshot, run_dir, trainer, averages, checkpoint_meta(trainer), options)
+                    meta = checkpoint_meta(trainer, options)
+                    communicator.first(save_snapshot, run_dir, trainer, averages, meta, options)
             if due(options.checkpoint_every):
                 save_all()
             elif communicator.size > 1 and due(COMPARE_EVERY):

@@ -207,6 +207,7 @@ def test_the_command_and_what_takes_its_file(folder, tmp_path, monkeypatch):
     direct, made = numdiff.load(folder, "cpu", ema_std=0.08), numdiff.load(folder / "ema-0.08.h5", "cpu")
     np.testing.assert_array_equal(flat(direct), flat(made))
     assert made.meta["averaged"] == direct.meta["averaged"] and made.meta["step"] == 32
+    assert made.meta["pictures"] == direct.meta["pictures"] and made.meta["pictures"]["steps"] > 0
     with pytest.raises(UsageError, match="ema-0.08.h5 holds averaged weights alone"):
         numdiff.load(folder / "ema-0.08.h5", "cpu", weights="raw")
     for wanted, how in (("ema-0.08 weights", [folder / "ema-0.08.h5"]),

@@ -52,6 +52,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     text = "\n".join(lines)
     assert "parameters" in text and "TFLOP" in text and "samples-00000007.png" in text
     model = numdiff.load(folder, device="cpu")
+    assert model.meta["pictures"] == {"sampler": "dpm++2m", "steps": 2, "cfg_scale": None, "cfg_interval": None}
     images = numdiff.sample(model, count=4, steps=2, seed=1)
     assert images.shape == (4, 8, 8, 3)
     raw = numdiff.load(folder, "cpu", "raw")

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from numdiff.training.options import resolve
 from numdiff.training.precision import MEANING
 from numdiff.training.run_folder import create_run
 from numdiff.training.sample_files import Frames, SamplesFile, read_mask, read_picture
-from numdiff.training.sampling import class_indices, classes_from, find_model, sample_command
+from numdiff.training.sampling import as_in_training, class_indices, classes_from, find_model, sample_command
 from numdiff_cli.main import main
 from numdiff_cli.sample import sample as sample_options
 from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs
@@ -50,6 +51,37 @@ def test_a_model_of_few_timesteps_takes_them_all(tmp_path):
     said = []
     sample_command(tmp_path / "m.h5", count=1, device="cpu", grid=str(tmp_path / "a.png"), echo=said.append)
     assert "ddim, 3 steps" in said[-1]
+
+
+@pytest.mark.parametrize("told, given, want", [
+    ({}, {}, ("dpm++2m", 3, 2.0, (0.5, 4.0))),
+    ({}, {"steps": 5}, ("dpm++2m", 5, 2.0, (0.5, 4.0))),
+    ({}, {"sampler": "dpm++2m", "cfg_scale": 1}, ("dpm++2m", 3, 1, None)),
+    ({}, {"sampler": "heun", "cfg_interval": (1.0, 2.0)}, ("heun", 50, 2.0, (1.0, 2.0))),
+    ({}, {"sampler": "heun", "steps": 7}, ("heun", 7, 2.0, (0.5, 4.0))),
+    ({}, {"steps": "ddim7", "guide": "another model"}, ("ddim", "ddim7", None, None)),
+    ({}, {"eta": 0.5}, ("ddim", 50, 2.0, (0.5, 4.0))),
+    ({}, {"known": "a picture"}, ("ddim", 50, None, None)),
+    ({"sampler": "euler-ancestral", "cfg_scale": None}, {"eta": 0.5}, ("euler-ancestral", 3, None, None)),
+    ({"sampler": "of a later numdiff", "cfg_scale": 1}, {}, ("ddim", 50, 1, None)),
+])
+def test_what_is_not_given_is_as_in_the_runs_own_pictures(told, given, want):
+    pictures = {"sampler": "dpm++2m", "steps": 3, "cfg_scale": 2.0, "cfg_interval": [0.5, 4.0], **told}
+    model = SimpleNamespace(meta={"pictures": pictures}, diffusion={})
+    sampler, steps, eta = (given.pop(name, None) for name in ("sampler", "steps", "eta"))
+    made = as_in_training(model, sampler, steps, eta, given)
+    assert (*made, given.get("cfg_scale"), given.get("cfg_interval")) == want
+    assert as_in_training(SimpleNamespace(meta={}, diffusion={"steps": 20}), None, None, None, {}) == ("ddim", 20)
+
+
+def test_pictures_are_drawn_as_the_file_tells(tmp_path):
+    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(),
+                 device="cpu")
+    write_model_file(tmp_path / "m.h5", model.options, model.arrays(),
+                     pictures={"sampler": "dpm++2m", "steps": 2, "cfg_scale": None, "cfg_interval": None})
+    said = []
+    sample_command(tmp_path / "m.h5", count=1, device="cpu", grid=str(tmp_path / "a.png"), echo=said.append)
+    assert "dpm++2m, 2 steps" in said[-1]
 
 
 @pytest.fixture(scope="module")
