@@ -7,6 +7,7 @@ is widened, what is stored is rounded to the nearest number of the array's type,
     load8(array, index), store8(array, index, values)   `index` a multiple of 8, values a tuple of eight
     copy8(target, to, source, index)                    the same, started by cp.async, from memory to shared memory
     as_stored(array, x)                                 x as it reads once it has been stored in the array
+    has_16_bits(array)                                  whether its elements have; known when a kernel is compiled
 
 For a thread that keeps its numbers in local arrays:
 
@@ -162,6 +163,20 @@ def as_stored(typingctx, array, x):
 @twin(as_stored)
 def _as_stored(machine, array, x):
     return np.float32(array.dtype.type(x))
+
+
+@intrinsic
+def has_16_bits(typingctx, array):
+    """Whether the array's elements have 16 bits: a branch on it is gone once a kernel has been compiled."""
+    def codegen(context, builder, sig, args):
+        return ir.Constant(ir.IntType(1), int(array.dtype.bitwidth == 16))
+
+    return types.boolean(array), codegen
+
+
+@twin(has_16_bits)
+def _has_16_bits(machine, array):
+    return array.dtype.itemsize == 2
 
 
 # With a thread's numbers in a local array -----------------------------------------------------------------------------

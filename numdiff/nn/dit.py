@@ -242,7 +242,7 @@ class DiT(Model):
     """
 
     kind = "dit"
-    exchange_beside = "copies"  # four H100s, DiT-S/2: 98 % of four times one, 96 % after it (distributed/README.md)
+    exchange_beside = "copies"  # four H200s, XL/2: 101 % of four times one, 91 % after it (distributed/README.md)
     block_kinds = (Block,)
     part_kinds = {"attention": (Attention,), "mlp": (Mlp, SwiGLU)}
     float8_layers = "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "mlp.w12", "mlp.w3"

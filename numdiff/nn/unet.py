@@ -200,7 +200,7 @@ class UNet(Model):
     """
 
     kind = "unet"
-    exchange_beside = "kernels"  # four H200s: 98.3 % of four times one, 96.3 % after it (distributed/README.md)
+    exchange_beside = "kernels"  # four H200s: 98.2 % of four times one, 95.5 % after it (distributed/README.md)
     block_kinds = (ResBlock, ConvNeXtBlock, AttentionBlock)
     part_kinds = {"attention": (AttentionBlock,)}
 

@@ -162,8 +162,9 @@ def as_in_training(model, sampler, steps, eta, more):
     """(sampler, steps) for what is None: those by which the run drew its own pictures, as its checkpoint tells. Adds
     its guidance by classes to `more` where nothing is said of it.
 
-    Another sampler, a respacing, or an `eta` that the run's sampler does not take means DDIM's 50 steps, or all timesteps
-    of the model where they are fewer; so does a model that no run tells of, and inpainting, which has its own sampler.
+    Another sampler, a respacing, or an `eta` that the run's sampler does not take means DDIM's 50 steps, or all
+    timesteps of the model where they are fewer; so does a model that no run tells of, and inpainting, which has its own
+    sampler.
     """
     told = (model.meta or {}).get("pictures") or {}
     if told.get("cfg_scale") is not None and not more.keys() & {"cfg_scale", "guide", "known"}:

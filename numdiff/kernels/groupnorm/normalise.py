@@ -46,7 +46,7 @@ from ..any_batch import assumed
 from ..common import divide
 from ..concat import Pair, parts_of
 from .one_pass_half import ask
-from .vectors import VECTOR, WARP, WARP_BITS, WORDS, Shape, lanes_sum, locate, sigmoid
+from .vectors import VECTOR, WARP, WARP_BITS, WORDS, Shape, lanes_sum, locate, silu8
 
 THREADS = 512
 CHUNK = 8  # pixels of a chunk's side
@@ -68,8 +68,7 @@ def normalise8(y, at, value, scales, shifts, activate):
     for k in range(VECTOR):
         value[k] = value[k] * scales[k] + shifts[k]
     if activate:
-        for k in range(VECTOR):
-            value[k] *= sigmoid(value[k])
+        silu8(y, value)
     store8_from(y, at, value)
 
 

@@ -6,7 +6,7 @@ WHAT IS NEW, AND WHY IT PAYS
     before costs about 4 µs. What is read stays in shared memory for the later sweeps over it. Copies by cp.async need
     no registers on the way, so all of the block's loads are in flight at once, and the sums begin before the last have
     arrived.
-    What a thread needs besides pixels (weights, statistics, which group) it loads while the pixels are on their way.
+    What a thread needs besides pixels it loads while those are on their way, or while threads wait for each other.
 TILE
     `tile` neighbouring channels (whole groups, a multiple of 8) with all pixels. Pixels that do not fit in shared
     memory are read again in each sweep, most likely from the L2 cache.
@@ -29,13 +29,18 @@ DETERMINISM
     no atomics on numbers: a thread adds its pixels, a few threads add the threads' sums, in an order that the plan
     decides, and so the shape, the type and the size of the device.
 ACCURACY
-    The mean first, then squares about the mean. Arithmetic is float32 for arrays of float16, too. SiLU takes the
-    hardware's approximate 2ˣ and 1/x: from what `math.exp` and a rounded division give it differs by at most 2⁻²¹ of
-    its value where |z| < 16.
+    One sweep brings both sums: a thread adds up x less its first pixel, and the squares of that, of a few dozen pixels.
+    From these follow its mean and its squares about it, and once the group's mean is known n · (own - mean)² is added
+    to them (Chan et al.). Nothing cancels: the first pixel is one of those whose squares are added up.
+    Arithmetic is float32 for arrays of float16, too. SiLU takes the hardware's approximate 2ˣ and 1/x for float32: from
+    what `math.exp` and a rounded division give it differs by at most 2⁻²¹ of its value where |z| < 16; for 16 bits its
+    approximate tanh, by at most 2⁻¹² · |z|.
 COST
     x read and y written once. Roof: memory bandwidth.
 SOURCE
-    reference.py for the mathematics; PTX ISA, sections 9.7.3.13 (rcp.approx.ftz.f32) and 9.7.9.25.3 (cp.async).
+    reference.py for the mathematics; Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance",
+    eq. 1.5 (sums of two parts joined); PTX ISA, sections 9.7.3 (rcp.approx.ftz.f32, tanh.approx.f32) and 9.7.9.25.3
+    (cp.async).
 READ NEXT
     one_pass_backward.py
 """
@@ -63,7 +68,7 @@ from .vectors import (
     find_groups,
     lanes_sum,
     locate,
-    sigmoid,
+    silu8,
 )
 
 
@@ -155,15 +160,24 @@ def copy_ahead(kept, part_x, cut, me, walk):
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_channels(total, kept, part_x, cut, me, walk, p, i):
-    """total: this thread's sums of its channels, first over the pixels from p on that have no room, then over those in
-    shared memory, as they come. It waits for its own copies alone: it reads what it asked for itself."""
+def add_away(total, squares, origin, value):
+    for k in range(VECTOR):
+        d = value[k] - origin[k]
+        total[k] += d
+        squares[k] += d * d
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_channels(total, squares, origin, kept, part_x, cut, me, walk, p, i):
+    """This thread's sums of x - origin and of its square, channel by channel, first over the pixels from p on that have
+    no room, then over those in shared memory, as they come. It waits for its own copies alone: it reads what it asked
+    for itself."""
     value = cuda.local.array(VECTOR, float32)
     clear(total)
+    clear(squares)
     while p < walk.P:
         load8_into(part_x, i, value)
-        for k in range(VECTOR):
-            total[k] += value[k]
+        add_away(total, squares, origin, value)
         p, i = int32(p + me.rows), i + walk.step
     p, at = me.row, walk.own
     for part in range(PARTS):
@@ -172,50 +186,53 @@ def add_channels(total, kept, part_x, cut, me, walk, p, i):
         end = int32(min((part + 1) * cut.share, cut.held))
         while p < end:
             load8_into(kept, at, value)
-            for k in range(VECTOR):
-                total[k] += value[k]
+            add_away(total, squares, origin, value)
             p, at = int32(p + me.rows), int32(at + walk.turn)
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_squares(total, means, kept, part_x, cut, me, walk, rest, rest_at):
-    """total: this thread's sums of (x - mean)², channel by channel, over all of its pixels."""
-    value = cuda.local.array(VECTOR, float32)
-    clear(total)
-    p, at = me.row, walk.own
-    while p < cut.held:
-        load8_into(kept, at, value)
-        for k in range(VECTOR):
-            d = value[k] - means[k]
-            total[k] += d * d
-        p, at = int32(p + me.rows), int32(at + walk.turn)
-    p, i = rest, rest_at
-    while p < walk.P:
-        load8_into(part_x, i, value)
-        for k in range(VECTOR):
-            d = value[k] - means[k]
-            total[k] += d * d
-        p, i = int32(p + me.rows), i + walk.step
+def about_own_mean(total, squares, origin, n):
+    """From a thread's sums over n pixels: total = Σx, squares = Σ(x - its mean)², origin = its mean."""
+    share = float32(1) / max(n, float32(1))
+    for k in range(VECTOR):
+        away = total[k] * share
+        squares[k] = max(squares[k] - total[k] * away, float32(0))
+        origin[k] += away
+        total[k] = n * origin[k]
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_normalised(y, i_y, step_y, affine, kept, part_x, cut, me, walk, activate):
+def about_group_mean(squares, means, own, n):
+    """squares = Σ(x - the group's mean)², from those about the thread's own mean."""
+    for k in range(VECTOR):
+        d = own[k] - means[k]
+        squares[k] += n * (d * d)
+
+
+@cuda.jit(device=True, forceinline=True)
+def normalise(y, i, value, affine, activate):
+    means, scales, shifts = affine
+    for k in range(VECTOR):
+        value[k] = (value[k] - means[k]) * scales[k] + shifts[k]
+    if activate:
+        silu8(y, value)
+    store8_from(y, i, value)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_normalised(y, i_y, step_y, affine, kept, part_x, cut, me, walk, rest, rest_at, activate):
     """The epilogue: y = (x - mean) · scale + shift, its SiLU with `activate`, of all this thread's pixels."""
     value = cuda.local.array(VECTOR, float32)
-    means, scales, shifts = affine
-    p, at, i = me.row, walk.own, walk.first
+    p, at = me.row, walk.own
+    while p < cut.held:
+        load8_into(kept, at, value)
+        normalise(y, i_y, value, affine, activate)
+        p, at, i_y = int32(p + me.rows), int32(at + walk.turn), i_y + step_y
+    p, i = rest, rest_at
     while p < walk.P:
-        if p < cut.held:
-            load8_into(kept, at, value)
-        else:
-            load8_into(part_x, i, value)
-        for k in range(VECTOR):
-            value[k] = (value[k] - means[k]) * scales[k] + shifts[k]
-        if activate:
-            for k in range(VECTOR):
-                value[k] *= sigmoid(value[k])
-        store8_from(y, i_y, value)
-        p, at, i, i_y = int32(p + me.rows), int32(at + walk.turn), i + walk.step, i_y + step_y
+        load8_into(part_x, i, value)
+        normalise(y, i_y, value, affine, activate)
+        p, i, i_y = int32(p + me.rows), i + walk.step, i_y + step_y
 
 
 # The kernel -----------------------------------------------------------------------------------------------------------
@@ -227,6 +244,8 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps,
     sums = cuda.shared.array(0, float32, alignment=128)
     kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
     total = cuda.local.array(VECTOR, float32)
+    squares = cuda.local.array(VECTOR, float32)
+    origin = cuda.local.array(VECTOR, float32)  # this thread's first pixel, later its own mean
     means = cuda.local.array(VECTOR, float32)
     scales = cuda.local.array(VECTOR, float32)
     shifts = cuda.local.array(VECTOR, float32)
@@ -241,28 +260,34 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps,
     averages = int32(VECTOR * me.threads)  # of the groups: what follows the threads' sums
 
     rest, rest_at = copy_ahead(kept, part_x, cut, me, walk)
-    load8_into(weight, c, scales)
-    load8_into(bias, c, shifts)
+    clear(origin)
+    if me.row < P:
+        load8_into(part_x, first, origin)
     find_groups(in_tile, width, group)
     place, m = place_of(me), float32(P * width)
+    n = float32(divide(int32(max(P - me.row, 0) + me.rows - 1), me.rows)[0])  # pixels of this thread
 
-    add_channels(total, kept, part_x, cut, me, walk, rest, rest_at)
+    add_channels(total, squares, origin, kept, part_x, cut, me, walk, rest, rest_at)
+    load8_into(weight, c, scales)  # here, since registers are short before and threads wait for each other next
+    load8_into(bias, c, shifts)
+    about_own_mean(total, squares, origin, n)
     put(sums, in_tile * me.rows, me.rows, place, total)
     group_averages(sums, me, averages, cut.groups, width, m, eps, False)
     pick(sums, averages, group, means)
-    add_squares(total, means, kept, part_x, cut, me, walk, rest, rest_at)
-    put(sums, in_tile * me.rows, me.rows, place, total)
+    about_group_mean(squares, means, origin, n)
+    put(sums, in_tile * me.rows, me.rows, place, squares)
     group_averages(sums, me, averages + cut.groups, cut.groups, width, m, eps, True)
     for k in range(VECTOR):
         scales[k] *= sums[averages + cut.groups + group[k]]
 
     _, i_y, step_y = locate(c, me.row, b, P, C, C, me.rows)
-    write_normalised(y, i_y, step_y, Affine(means, scales, shifts), kept, part_x, cut, me, walk, activate)
-    n = me.t
-    while n < cut.groups:
-        to = (b * cuda.gridDim.x + cuda.blockIdx.x) * cut.groups + n
-        mean[to], rstd[to] = sums[averages + n], sums[averages + cut.groups + n]
-        n += me.threads
+    write_normalised(y, i_y, step_y, Affine(means, scales, shifts), kept, part_x, cut, me, walk, rest, rest_at,
+                     activate)
+    own = me.t
+    while own < cut.groups:
+        to = (b * cuda.gridDim.x + cuda.blockIdx.x) * cut.groups + own
+        mean[to], rstd[to] = sums[averages + own], sums[averages + cut.groups + own]
+        own += me.threads
 
 
 def one_pass_forward(x, weight, bias, groups, eps, silu, plan):

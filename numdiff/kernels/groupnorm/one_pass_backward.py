@@ -133,7 +133,7 @@ def add_gradients(total_gx, total_g, kept, arrays, affine, cut, me, walk, left, 
     while p < walk.P:  # what has no room, while the rest is on its way
         load8_into(arrays.x, i, value)
         load8_into(arrays.dy, i_dy, d)
-        gradient8(value, d, means, scales, shifts, activate)
+        gradient8(kept, value, d, means, scales, shifts, activate)
         accumulate(value, d, total_gx, total_g)
         p, i, i_dy = int32(p + me.rows), i + walk.step, i_dy + walk.step_dy
     p, at = me.row, walk.own
@@ -144,7 +144,7 @@ def add_gradients(total_gx, total_g, kept, arrays, affine, cut, me, walk, left, 
         while p < end:
             load8_into(kept, at, value)
             load8_into(kept, at + walk.half, d)
-            gradient8(value, d, means, scales, shifts, activate)
+            gradient8(kept, value, d, means, scales, shifts, activate)
             if activate:
                 store8_from(kept, at + walk.half, d)
             accumulate(value, d, total_gx, total_g)
@@ -219,7 +219,7 @@ def write_gradients(arrays, before, kept, affine, averages, cut, me, walk, own_e
             for k in range(VECTOR):
                 value[k] -= means[k]
         else:
-            gradient8(value, d, means, scales, shifts, activate)
+            gradient8(kept, value, d, means, scales, shifts, activate)
         for k in range(VECTOR):
             d[k] = d[k] * scales[k] - average_h[k] - value[k] * average_hx[k]  # rstd is in all three
         if adds:

@@ -340,7 +340,7 @@ def add_near(total_gx, total_g, kept, x_words, d_words, affine, activate):
     d = cuda.local.array(VECTOR, float32)
     numbers8(kept, x_words, value)
     numbers8(kept, d_words, d)
-    through_silu8(value, d, affine.scales, affine.shifts, activate)
+    through_silu8(kept, value, d, affine.scales, affine.shifts, activate)
     accumulate(value, d, total_gx, total_g)
     words8(kept, d, d_words)
 
@@ -365,7 +365,7 @@ def add_gradients(total_gx, total_g, kept, near, x, dy, ahead, affine, cut, me, 
         cp_async_wait(AHEAD)
         load8_into(kept, at, value)
         load8_into(kept, at + walk.half, d)
-        through_silu8(value, d, affine.scales, affine.shifts, activate)
+        through_silu8(kept, value, d, affine.scales, affine.shifts, activate)
         if activate:
             store8_from(kept, at + walk.half, d)
         accumulate(value, d, total_gx, total_g)

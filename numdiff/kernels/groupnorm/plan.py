@@ -60,7 +60,7 @@ class Kernel(NamedTuple):
     sweeps: int
 
 
-FORWARD, BACKWARD = Kernel(96, 2500, 0.1, 200, 3), Kernel(128, 3500, 0.14, 220, 1)
+FORWARD, BACKWARD = Kernel(96, 2500, 0.1, 200, 2), Kernel(128, 3500, 0.14, 220, 1)
 HALF = Kernel(128, 2000, 0.1, 200, 1)  # eight channels side by side, and nobody counts blocks
 CLUSTER = HALF._replace(latency=HALF.latency + 1500)  # two cluster barriers, and sums read from the other blocks
 
@@ -94,7 +94,7 @@ def pixel_sectors(tile, itemsize):
 
 def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multiprocessors):
     """The `Plan` of one tile, or None if it does not fit."""
-    arrays, sweeps = (2, 2) if backward else (1, 3)
+    arrays, sweeps = 1 + backward, 2
     lanes = tile // VECTOR
     whole = max(4, WARP // math.gcd(lanes, WARP))  # rows of threads that make whole warps, and words of four
     if lanes * whole > threads:
