@@ -39,6 +39,51 @@ def map_of_halves(x):
     return tensor_map(x, (BOX, 1, BOX), dims=(H, 2, M), strides=(2 * H, 4 * H))
 
 
+def variant_of(key, activation, batch, symmetric, paired):
+    """(kernel, whether pairs of blocks run it). key: (width, transpose_a, not transpose_b, whether c has 16 bits), or
+    (width, activation)."""
+    if symmetric or batch > 1:
+        return (SYMMETRIC_KERNELS if symmetric else BATCH_KERNELS)[key[:3]], False
+    alone, pairs = (ACTIVATION_KERNELS, PAIR_ACTIVATION_KERNELS) if activation else (KERNELS, PAIR_KERNELS)
+    paired = paired and key in pairs
+    return (pairs if paired else alone)[key], paired
+
+
+def maps_of(a, b, c, other, second, transpose_a, transpose_b, activation, keeps_u, width, columns):
+    """The tensor maps of a launch, and the columns of the first of TWO MATRICES AS ONE, or None.
+
+    columns: of a box of b
+    """
+    map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, columns)
+    map_c = tensor_map(c, (BOX, BOX)) if is_half(c.dtype) else map_a
+    map_d = map_a if other is None else tensor_map(other, (BOX, BOX))
+    if activation == "swiglu_gradient":
+        map_c, map_d = map_of_halves(c), map_of_halves(other)
+    elif activation == "swiglu" and keeps_u:
+        map_c = map_of_halves(c)
+    if second is None:
+        return Maps(map_a, map_b, map_c, map_d, map_a), None
+    split = b if transpose_a else a if transpose_b else c
+    map_2 = (map_of(second, False, width) if split is b else map_of(second, True, BM) if split is a else
+             tensor_map(second, (BOX, BOX)))
+    return Maps(map_a, map_b, map_c, map_d, map_2), split.shape[1]
+
+
+def places_of_sums(a, c, row_sums, M, N, slices, tiles_n):
+    """(where a launch writes its sums in float32, where those of rows, what it does with these); with several slices,
+    or several tiles in a row, these are parts that a second pass adds up."""
+    nothing = unused(a)
+    target = nothing if is_half(c.dtype) else c.reshape(-1)
+    if slices > 1:
+        target = empty((slices * (M * N + (0 if row_sums is None else tiles_n * M)),), np.float32, like=a)
+    if row_sums is None:
+        return target, nothing, 0
+    if slices * tiles_n == 1:
+        return target, row_sums, ADD_ROW_SUMS
+    return target, (target[slices * M * N:] if slices > 1 else
+                    empty((tiles_n * M,), np.float32, like=a)), WRITE_ROW_SUMS
+
+
 def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, width, slices,
                   row_sums=None, activation="", other=None, second=None, keeps_u=True, batch=1, scale=None,
                   symmetric=False, diagonal=0.0, paired=False):
@@ -63,55 +108,26 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
     symmetric: where `takes_batch`, also for one product; M == N; one half of each is computed, `diagonal` is added to
         the numbers on its diagonal
     """
-    seam, M = M if batch > 1 or symmetric else max(N, K) + width, batch * M
-    half = is_half(c.dtype)
+    rows, M = M, batch * M
     columns = width // 2 if activation == "swiglu" else width  # of a tile, or of each half in it
-    key = (width, activation) if activation else (width, transpose_a, not transpose_b, half)
-    paired = paired and key in (PAIR_ACTIVATION_KERNELS if activation else PAIR_KERNELS)
-    map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, width // 2 if paired else columns)
-    map_c = tensor_map(c, (BOX, BOX)) if half else map_a
-    map_d = map_a if other is None else tensor_map(other, (BOX, BOX))
-    if activation == "swiglu_gradient":
-        map_c, map_d = map_of_halves(c), map_of_halves(other)
-    elif activation == "swiglu" and keeps_u:
-        map_c = map_of_halves(c)
-    map_2 = map_a
-    if second is not None:
-        split = b if transpose_a else a if transpose_b else c
-        seam = split.shape[1]
-        map_2 = (map_of(second, False, width) if split is b else map_of(second, True, BM) if split is a else
-                 tensor_map(second, (BOX, BOX)))
-    k_tiles, tiles_m, tiles_n = -(-K // BK), -(-M // BM), -(-N // columns)
-    if symmetric:
-        tiles_m, tiles_n = batch, tiles_of(N, width)
-    cluster = 2 if paired else 1
-    tiles_m, workers = -(-tiles_m // cluster), workers_of(a.backend.multiprocessors, paired)
+    key = (width, activation) if activation else (width, transpose_a, not transpose_b, is_half(c.dtype))
+    kernel, paired = variant_of(key, activation, batch, symmetric, paired)
+    maps, seam = maps_of(a, b, c, other, second, transpose_a, transpose_b, activation, keeps_u, width,
+                         width // 2 if paired else columns)
+    if seam is None:
+        seam = rows if batch > 1 or symmetric else max(N, K) + width
+    cluster, k_tiles, tiles_n = 2 if paired else 1, -(-K // BK), -(-N // columns)
+    tiles_m, tiles_n = (batch, tiles_of(N, width)) if symmetric else (-(-M // (BM * cluster)), tiles_n)
+    workers = workers_of(a.backend.multiprocessors, paired)
     slice_tiles, slices, alone = schedule(tiles_m * tiles_n, slices, k_tiles, workers)
     units = slices * tiles_m * tiles_n
-    nothing = unused(a)
-    biases = nothing if bias is None else bias
-    arrays = biases, a if residual is None else residual if isinstance(residual, Gated) else residual.reshape(M, N)
+    target, sums, summing = places_of_sums(a, c, row_sums, M, N, slices, tiles_n)
+    biases = unused(a) if bias is None else bias
+    added = a if residual is None else residual if isinstance(residual, Gated) else residual.reshape(M, N)
     end = float(alpha), int(bias is not None)
-    target = nothing if half else c.reshape(-1)
-    sums, summing = nothing if row_sums is None else row_sums, 0 if row_sums is None else ADD_ROW_SUMS
-    if scale is not None:
-        sums = scale
-    if slices > 1:
-        target = empty((slices * (M * N + (0 if row_sums is None else tiles_n * M)),), np.float32, like=a)
-    if row_sums is not None and slices * tiles_n > 1:
-        sums = target[slices * M * N:] if slices > 1 else empty((tiles_n * M,), np.float32, like=a)
-        summing = WRITE_ROW_SUMS
-    kernel = None if activation else (PAIR_KERNELS if paired else KERNELS)[key]
-    if batch > 1:
-        kernel = BATCH_KERNELS[width, transpose_a, not transpose_b]
-    if symmetric:
-        kernel = SYMMETRIC_KERNELS[width, transpose_a, not transpose_b]
-    if activation:
-        kernel = (PAIR_ACTIVATION_KERNELS if paired else ACTIVATION_KERNELS)[key]
-    kernel = in_bfloat16(kernel, a.dtype)
     written = int(keeps_u and not activation.endswith("gradient") if activation else residual is not None)
-    launch(kernel, cluster * min(units, workers), THREADS, Maps(map_a, map_b, map_c, map_d, map_2),
-           Arrays(target, *arrays, sums),
+    launch(in_bfloat16(kernel, a.dtype), cluster * min(units, workers), THREADS, maps,
+           Arrays(target, biases, added, sums if scale is None else scale),
            Work(M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
            Epilogue(*(end if slices == 1 else (1.0, 0)), written, int(accumulate and slices == 1), summing,
                     float(diagonal)),
