@@ -29,8 +29,8 @@ class UNetSettings:
     use_scale_shift_norm: bool = setting(False, "The timestep scales and shifts the norm, instead of being added.",
         model=SAME)
     resblock_updown: bool = setting(False, "Residual blocks change the size.", model=SAME)
-    conv_resample: bool = setting(False, "Convolutions change the size, instead of pooling and repetition.",
-        model=SAME)
+    conv_resample: bool = setting(False, "Convolutions change the size, instead of pooling and repetition; with "
+        "--resblock-updown neither does.", model=SAME)
     dropout: float = setting(0.0, "Share of the activations that are dropped.", unit="P", low=0, below=1, model=SAME)
     use_new_attention_order: bool = setting(False, "The later of guided-diffusion's two orders of qkv.",
         model=SAME)
