@@ -241,6 +241,11 @@ def describe_recomputation(options, sizes, peaks=None):
     return text + (f"; foreseen are {peaks[0]:,.0f} MiB instead of {peaks[1]:,.0f}" if peaks else "")
 
 
+def in_parts(batch, microbatch):
+    """ " in N parts" where a batch has several, one after the other."""
+    return f" in {batch // microbatch} parts" if microbatch and microbatch < batch else ""
+
+
 def describe_without_training(options, peaks_on=None):
     """The lines of a dry run. The model is not built for it (the largest would take gigabytes), and where the options
     give channels and classes no dataset is opened.
@@ -271,7 +276,7 @@ def describe_without_training(options, peaks_on=None):
     products = kinds.get(options.model).products(sizes)
     flops = options.batch * step_flops(products, shapes, frozen_by(options.freeze, shapes))
     yield f"diffusion {describe_diffusion(diffusion_options(options))}"
-    yield (f"step      batch {options.batch} in {options.batch // (options.microbatch or options.batch)} part(s), "
+    yield (f"step      batch {options.batch}{in_parts(options.batch, options.microbatch)}, "
            f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
            f"{options.learning_rate:g}")
     if options.optimizer == "muon":

@@ -44,6 +44,7 @@ from .build import (
     describe_preset,
     describe_profiles,
     describe_recomputation,
+    in_parts,
     model_options,
     open_data,
 )
@@ -211,7 +212,7 @@ def describe(options, dataset, trainer):
         yield f"preset    {left}"
     yield f"diffusion {describe_diffusion(trainer.diffusion.options)}"
     shared = f"{ranks} × {part.batch}" if ranks > 1 else f"{options.batch}"
-    yield (f"step      batch {shared} in {part.batch // part.microbatch} part(s), "
+    yield (f"step      batch {shared}{in_parts(part.batch, part.microbatch)}, "
            f"{trainer.flops_per_step / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
            f"{options.learning_rate:g}")
     if options.optimizer == "muon":
