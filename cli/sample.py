@@ -40,12 +40,14 @@ class Steps(click.ParamType):
              "turns.  [default: all in turn]")
 @option("What", "--cfg-scale", metavar="SCALE", type=float,
         help="Classifier-free guidance, for a model with a null class: 0 ignores the class, 1 is no guidance, more "
-             "exaggerates the class.  [default: as in the run's own pictures, else 1]")
+             "exaggerates the class.  [default: as in the run's own pictures, without --schedule and --guide-with; "
+             "else 1]")
 @option("What", "--cfg-channels", metavar="N", type=click.IntRange(1),
         help="Guide only the first N channels; the public DiT guides 3.  [default: all]")
 @option("What", "--cfg-interval", metavar="LOW,HIGH", type=ListOf(float),
         help="Guide only at noise levels sigma between these two, such as 0.3,5 (for a model of the linear path sigma "
-             "is t / (1 - t)); elsewhere the model answers alone, in half the time.  [default: all levels]")
+             "is t / (1 - t)); elsewhere the model answers alone, in half the time.  [default: as in the run's own "
+             "pictures, with their sampler and steps; else all levels]")
 @option("What", "--guide-with", metavar="RUN",
         help="Autoguidance: exaggerate what this model does better than a worse one of the same images: a smaller one, "
              "or an earlier checkpoint.")
@@ -60,7 +62,7 @@ class Steps(click.ParamType):
         help="The part to repaint: a picture that is white there, or left, right, top, bottom or centre.")
 @option("How", "--sampler", metavar="NAME", type=click.Choice(SAMPLERS),
         help=f"{', '.join(SAMPLERS)}; numdiff/diffusion/README.md has a table.  [default: that "
-             "of the run's own pictures; ddim for a model that no run tells of]")
+             "of the run's own pictures; ddim for a model that no run tells of, or where that does not take --eta]")
 @option("How", "--steps", metavar="STEPS", type=Steps(),
         help="Number of steps, each of which evaluates the model once (heun: twice); or guided-diffusion's respacing: "
              "ddim50, or 10,15,20 for that many timesteps in each third.  [default: with the run's own sampler as in "

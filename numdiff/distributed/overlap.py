@@ -18,7 +18,8 @@ are made on a stream of their own (kernels/beside.py), a group waits for that on
 
 WHY IT CANNOT DEADLOCK. A barrier's kernel spins on one multiprocessor until all ranks have reached that barrier, and
 kernels of the backward pass may need that multiprocessor, even all of them at once. All ranks have the same groups, and
-pass the same barriers in the same order; the first stream waits for the second only at the join, after the last fork.
+pass the same barriers in the same order. The first stream waits for the second only at the join, after the last fork;
+for a third one, of small layers' gradients (kernels/beside.py), it waits in between, and that one for the first alone.
 Take the first barrier that not all ranks have come to. A rank that has not has passed all barriers before it, so
 nothing spins there: its backward pass goes on, forks, and the rank comes.
 
@@ -103,7 +104,7 @@ def plan(like, size):
 
 
 class Overlap:
-    """Watcher (buckets.py) of a backward pass, for a `PeerExchange`. most: groups, about"""
+    """Watcher (buckets.py) of a backward pass, for a `PeerExchange`. Attribute most: groups, about"""
 
     def __init__(self, exchange, parameters):
         self.exchange, self.parameters, self.most = exchange, parameters, GROUPS

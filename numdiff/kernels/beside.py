@@ -143,6 +143,8 @@ def beside(dy, *targets, small=None):
     small: bytes of dy up to which it goes to the second stream; None: SMALL
     """
     current = _passes[-1] if _passes else None
+    if current is not None and current.inside:  # what waits may have been made before the last `rejoin`
+        current.targets.extend(array for array in targets if array is not None)
     if current is None or current.inside or not is_device(dy) or dy.nbytes > (SMALL if small is None else small):
         yield
         return

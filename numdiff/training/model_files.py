@@ -192,7 +192,8 @@ class Conversion:
 class ModelFile:
     """What a file of weights holds. kind: its name; options: of the model; arrays: {name: array in numdiff's layout};
     diffusion: its options; step: after which it was saved; classes: their names, if the file has them; weights: "ema"
-    or "raw" where it is of a run; remarks: [(heading, text)] of what is odd about the model."""
+    or "raw" where it is of a run, and pictures: how that drew its own; remarks: [(heading, text)] of what is odd about
+    the model."""
 
     path: str
     kind: str
@@ -202,6 +203,7 @@ class ModelFile:
     step: int = 0
     classes: list | None = None
     weights: str | None = None
+    pictures: dict | None = None
     remarks: list = field(default_factory=list)
 
 
@@ -218,7 +220,7 @@ def read_any(source, weights="ema", diffusion=None, free=None, guess=False):
             raise UsageError(f"{source} has options of its own: leave out {given}.")
         options, arrays, meta = read_model_file(source, weights)
         found = ModelFile(source, meta["model"], options, arrays, meta.get("diffusion") or Diffusion().options,
-                          meta.get("step", 0), meta.get("classes"), meta.get("weights"))
+                          meta.get("step", 0), meta.get("classes"), meta.get("weights"), meta.get("pictures"))
     else:
         state_dict, told = read_weights(source, weights) if folder is None else read_diffusers_folder(folder, weights)
         known = [kind.foreign(guess) for kind in reversed(kinds.KINDS.values())]  # the first takes whatever is left
@@ -281,7 +283,8 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
     diffusion = {k: v for k, v in (diffusion or {}).items() if v is not None}
     found = read_any(source, weights, diffusion, free)
     kind, options, arrays, diffusion = kinds.get(found.kind), found.options, found.arrays, found.diffusion
-    foreign, step, kept = kind.foreign(), found.step, {"classes": found.classes} if found.classes else {}
+    foreign, step = kind.foreign(), found.step
+    kept = {name: value for name in ("classes", "pictures") if (value := getattr(found, name))}
     if conv_resample:
         state_dict, options = foreign.with_convolutions(to_torch_layout(arrays), options)
         arrays = to_numdiff_layout(state_dict)

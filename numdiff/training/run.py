@@ -61,6 +61,7 @@ from .initial import check_dataset, forget, start_of
 from .kinds.weights import defaults_of
 from .model_files import check_model_meta
 from .options import TrainOptions
+from .pictures import told_by
 from .plan import plan_run
 from .post_hoc_ema import save_snapshot, set_aside_snapshots, snapshot_every
 from .precision import SCALES_LOSS
@@ -294,8 +295,7 @@ def checkpoint_meta(trainer, options):
     return {"model": model.kind, "model_options": model.options, "index": model.parameters.index,
             "diffusion": trainer.diffusion.options, "step": trainer.step, "classes": trainer.dataset.classes,
             "data": trainer.fingerprint, "seed": trainer.seed, "init": trainer.origin,
-            "pictures": {"sampler": options.sampler, "steps": options.sample_steps, "cfg_scale": options.cfg_scale,
-                         "cfg_interval": options.cfg_interval and list(options.cfg_interval)},
+            **told_by(options, model),
             **({"ema_std": list(stds)} if (stds := trainer.settings["ema_std"]) else {})}
 
 

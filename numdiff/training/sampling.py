@@ -8,9 +8,9 @@ import numpy as np
 
 from ..data.fingerprint import hash_of
 from ..device import download
-from ..diffusion import SAMPLERS, Diffusion, Sampling
+from ..diffusion import Sampling
 from ..diffusion.learned_steps import read_schedule
-from ..diffusion.sampling import WITH_ETA, to_uint8
+from ..diffusion.sampling import to_uint8
 from ..distributed.communicator import AgreedError, connect
 from ..distributed.together import make_together, stop_signals
 from ..errors import NumdiffError, UsageError, visibly
@@ -21,11 +21,11 @@ from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
 from .model_files import load
 from .options import resolve_device
+from .pictures import DEFAULT_SAMPLER, as_in_training
 from .report import image_grid, save_png
 from .run_folder import OPTIONS, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file
 
-DEFAULT_STEPS = 50  # of DDIM
 SHOWN = 256  # images on a grid, at most: few programs open a larger picture
 ANIMATED = 64  # images of an animation, at most
 FRAMES = 40  # of an animation
@@ -43,7 +43,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
     npz: all images as an array, for evaluation; animation: the denoising, at `frames` (40) of its steps, .gif, .png,
         .apng
     inpaint, mask: a picture and the part of it to generate, as `read_mask` takes it
-    sampler, steps, cfg_scale, cfg_interval: those of the run's own pictures unless given (`as_in_training`)
+    sampler, steps, cfg_scale, cfg_interval: as in the run's own pictures unless given (pictures.py)
     guide_with: the model of autoguidance, as `run`; ema_std: the width of the model's average, as `numdiff.load` has it
     schedule: a file of `numdiff schedule`
     columns: of the grid and the animation; progress: show a bar on a terminal
@@ -103,7 +103,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
             labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
         if not schedule:
             sampler, steps = as_in_training(model, sampler, steps, eta, more)
-        how = count, steps, sampler or "ddim", eta, seed, labels, batch
+        how = count, steps, sampler or DEFAULT_SAMPLER, eta, seed, labels, batch
         with as_options():
             sampling = Sampling(model, *how, **more)
         compile_for(model, plan_sampling(model, *how, **more), communicator)
@@ -156,27 +156,6 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
              f"{weights_used(checkpoint, weights, model)} weights), {say_how(sampling)}, {model.precision}, "
              f"{time.perf_counter() - started:.1f} s")
         return shown
-
-
-def as_in_training(model, sampler, steps, eta, more):
-    """(sampler, steps) for what is None: those by which the run drew its own pictures, as its checkpoint tells. Adds
-    its guidance by classes to `more` where nothing is said of it.
-
-    Another sampler, a respacing, or an `eta` that the run's sampler does not take means DDIM's 50 steps, or all
-    timesteps of the model where they are fewer; so does a model that no run tells of, and inpainting, which has its own
-    sampler.
-    """
-    told = (model.meta or {}).get("pictures") or {}
-    if told.get("cfg_scale") is not None and not more.keys() & {"cfg_scale", "guide", "known"}:
-        more["cfg_scale"] = told["cfg_scale"]
-        if told.get("cfg_interval") and told["cfg_scale"] != 1:
-            more.setdefault("cfg_interval", tuple(told["cfg_interval"]))
-    own = told.get("sampler")
-    kept = sampler in (None, own) and (eta is None or own in WITH_ETA) and not isinstance(steps, str)
-    if kept and "known" not in more and own in SAMPLERS and told.get("steps"):
-        return own, steps or told["steps"]
-    most = Diffusion(**model.diffusion).options.get("steps", DEFAULT_STEPS)
-    return sampler or "ddim", min(DEFAULT_STEPS, most) if steps is None else steps
 
 
 def _silent(text):

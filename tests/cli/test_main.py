@@ -278,7 +278,8 @@ def test_train_resume_sample(tmp_path, monkeypatch):
 
     images = run("sample", 1, "--count", 2, "--steps", 2, "--grid", "a.png", "--device", "cpu")
     assert images.exit_code == 0 and (tmp_path / "a.png").exists(), images.output
-    for name, value, message in [("--class", "Objects", "class"), ("--steps", 5_000_000, "5000000"), ("--grid", "a", ".png")]:
+    for name, value, message in (("--class", "Objects", "class"), ("--steps", 5_000_000, "5000000"),
+                                 ("--grid", "a", ".png")):
         result = run("sample", 1, "--count", 2, "--device", "cpu", name, value)
         assert result.exit_code in (1, 2) and message in result.output.splitlines()[-1]
 

@@ -7,7 +7,7 @@ from numdiff.device import copy_into, download, empty, fill_zero, upload
 from numdiff.device.array import set_poison
 from numdiff.distributed import overlap
 from numdiff.kernels import beside
-from numdiff.kernels.second_pass import Sum, add_parts, collected, settle, settle_for
+from numdiff.kernels.second_pass import SUMS, Sum, add_parts, collected, settle, settle_for
 from numdiff.kernels.versions import at_most
 from numdiff.nn import Muon, UNet, loans, optimizer
 from numdiff.nn import functional as F
@@ -101,6 +101,24 @@ def test_a_group_of_gradients_waits_for_the_second_stream_and_the_first_goes_on(
         assert not any(is_zero(made) for made in (target, summed, *sent))
         device.join("exchange")
         assert all(is_zero(made) for made in sent)
+
+
+def test_a_sum_of_parts_that_waited_is_waited_for_wherever_it_is_added_up(device):
+    """Within another job, after the first stream has waited for the one in which it was made."""
+    parts, targets = array(device, 0), [array(device) for _ in range(SUMS + 1)]
+
+    def make(target):
+        with beside.beside(target, target):
+            add_parts([Sum(parts, 1, target, False)], waits=True)
+
+    with collected():
+        for target in targets[:-1]:
+            make(target)
+        beside.rejoin()
+        make(targets[-1])  # for which the others make room
+        assert not is_zero(targets[0])
+        settle_for(targets[0])
+        assert is_zero(targets[0])
 
 
 def test_what_is_freed_meanwhile_is_given_to_nobody(device):

@@ -68,6 +68,8 @@ def test_index_is_that_of_the_model(tmp_path):
     assert np.array_equal(buffers["parameters"], model.parameters.data)
 
 
+PICTURES = {"sampler": "heun", "steps": 7}
+
 @pytest.fixture
 def run(tmp_path):
     """A run folder with two checkpoints, as training leaves them; the parameters are ones, the EMA twos."""
@@ -79,7 +81,8 @@ def run(tmp_path):
         ones = np.ones(model.parameters.total, np.float32)
         save_checkpoint(folder / checkpoint_name(step), {"parameters": ones, "ema": 2 * ones, "m": ones}, {
             "model": "unet", "model_options": model.options, "index": model.parameters.index, "step": step,
-            "classes": ["cat"], "diffusion": {"steps": 50, "schedule": "linear", "prediction": "v"}})
+            "classes": ["cat"], "diffusion": {"steps": 50, "schedule": "linear", "prediction": "v"},
+            "pictures": PICTURES})
     return folder
 
 
@@ -92,7 +95,7 @@ def test_checkpoints_and_run_folders(tmp_path, run, weights, value):
     assert result.step == 10
     options, arrays, meta = read_model_file(tmp_path / "m.h5")
     assert options == model.options and meta["diffusion"]["steps"] == 50 and meta["step"] == 10
-    assert meta["classes"] == ["cat"]
+    assert meta["classes"] == ["cat"] and meta["pictures"] == PICTURES
     assert all((a == value).all() for a in arrays.values())
 
 

@@ -21,10 +21,11 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import UNet
 from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve
+from numdiff.training.pictures import as_in_training
 from numdiff.training.precision import MEANING
 from numdiff.training.run_folder import create_run
 from numdiff.training.sample_files import Frames, SamplesFile, read_mask, read_picture
-from numdiff.training.sampling import as_in_training, class_indices, classes_from, find_model, sample_command
+from numdiff.training.sampling import class_indices, classes_from, find_model, sample_command
 from numdiff_cli.main import main
 from numdiff_cli.sample import sample as sample_options
 from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs
@@ -55,23 +56,37 @@ def test_a_model_of_few_timesteps_takes_them_all(tmp_path):
 
 @pytest.mark.parametrize("told, given, want", [
     ({}, {}, ("dpm++2m", 3, 2.0, (0.5, 4.0))),
-    ({}, {"steps": 5}, ("dpm++2m", 5, 2.0, (0.5, 4.0))),
+    ({}, {"steps": "3"}, ("dpm++2m", "3", None, None)),
+    ({}, {"steps": 5}, ("dpm++2m", 5, None, None)),  # the interval was chosen for other steps
+    ({"cfg_interval": None}, {"steps": 5}, ("dpm++2m", 5, 2.0, None)),
     ({}, {"sampler": "dpm++2m", "cfg_scale": 1}, ("dpm++2m", 3, 1, None)),
     ({}, {"sampler": "heun", "cfg_interval": (1.0, 2.0)}, ("heun", 50, 2.0, (1.0, 2.0))),
-    ({}, {"sampler": "heun", "steps": 7}, ("heun", 7, 2.0, (0.5, 4.0))),
+    ({"cfg_interval": None}, {"sampler": "heun", "steps": 7}, ("heun", 7, 2.0, None)),
+    ({}, {"steps": 0}, ("dpm++2m", 0, None, None)),  # which is refused later
     ({}, {"steps": "ddim7", "guide": "another model"}, ("ddim", "ddim7", None, None)),
-    ({}, {"eta": 0.5}, ("ddim", 50, 2.0, (0.5, 4.0))),
-    ({}, {"known": "a picture"}, ("ddim", 50, None, None)),
+    ({}, {"eta": 0.5}, ("ddim", 50, None, None)),
+    ({"cfg_interval": None}, {"known": "a picture"}, ("ddim", 50, 2.0, None)),
     ({"sampler": "euler-ancestral", "cfg_scale": None}, {"eta": 0.5}, ("euler-ancestral", 3, None, None)),
-    ({"sampler": "of a later numdiff", "cfg_scale": 1}, {}, ("ddim", 50, 1, None)),
+    ({"sampler": "euler-ancestral", "cfg_scale": 1}, {"slerp": 2}, ("ddim", 50, None, None)),
+    ({"sampler": "euler-ancestral", "cfg_scale": 1}, {"slerp": 2, "eta": 0}, ("euler-ancestral", 3, None, None)),
+    ({"of a later numdiff": True}, {}, ("dpm++2m", 3, 2.0, (0.5, 4.0))),
+    *(({name: value}, {}, ("ddim", 50, None, None)) for name, value in (
+        ("sampler", "of a later numdiff"), ("steps", 0), ("steps", 10**15), ("cfg_scale", 1e20), ("cfg_interval", [1]),
+        ("cfg_interval", [5, 1]))),
 ])
 def test_what_is_not_given_is_as_in_the_runs_own_pictures(told, given, want):
     pictures = {"sampler": "dpm++2m", "steps": 3, "cfg_scale": 2.0, "cfg_interval": [0.5, 4.0], **told}
-    model = SimpleNamespace(meta={"pictures": pictures}, diffusion={})
+    model = SimpleNamespace(meta={"pictures": pictures}, diffusion={}, null_class=3)
     sampler, steps, eta = (given.pop(name, None) for name in ("sampler", "steps", "eta"))
     made = as_in_training(model, sampler, steps, eta, given)
     assert (*made, given.get("cfg_scale"), given.get("cfg_interval")) == want
-    assert as_in_training(SimpleNamespace(meta={}, diffusion={"steps": 20}), None, None, None, {}) == ("ddim", 20)
+
+
+@pytest.mark.parametrize("meta", [None, {}, {"pictures": None}, {"pictures": {}}])
+def test_where_no_run_tells_it_is_ddim(meta):
+    more = {}
+    assert as_in_training(SimpleNamespace(meta=meta, diffusion={"steps": 20}), None, None, None, more) == ("ddim", 20)
+    assert not more
 
 
 def test_pictures_are_drawn_as_the_file_tells(tmp_path):

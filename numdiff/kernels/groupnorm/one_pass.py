@@ -31,7 +31,8 @@ DETERMINISM
 ACCURACY
     One sweep brings both sums: a thread adds up x less its first pixel, and the squares of that, of a few dozen pixels.
     From these follow its mean and its squares about it, and once the group's mean is known n · (own - mean)² is added
-    to them (Chan et al.). Nothing cancels: the first pixel is one of those whose squares are added up.
+    to them (Chan et al.). Little cancels: the first pixel is among those whose squares are added up, so of n pixels the
+    squares about it are at most n + 1 times those about the mean, and n is MOST_PIXELS at most (plan.py).
     Arithmetic is float32 for arrays of float16, too. SiLU takes the hardware's approximate 2ˣ and 1/x for float32: from
     what `math.exp` and a rounded division give it differs by at most 2⁻²¹ of its value where |z| < 16; for 16 bits its
     approximate tanh, by at most 2⁻¹² · |z|.
@@ -191,22 +192,23 @@ def add_channels(total, squares, origin, kept, part_x, cut, me, walk, p, i):
 
 
 @cuda.jit(device=True, forceinline=True)
-def about_own_mean(total, squares, origin, n):
-    """From a thread's sums over n pixels: total = Σx, squares = Σ(x - its mean)², origin = its mean."""
+def about_own_mean(away, squares, origin, whole, n):
+    """From a thread's sums over n pixels: whole = Σx, squares = Σ(x - its mean)², away = its mean - origin."""
     share = float32(1) / max(n, float32(1))
     for k in range(VECTOR):
-        away = total[k] * share
-        squares[k] = max(squares[k] - total[k] * away, float32(0))
-        origin[k] += away
-        total[k] = n * origin[k]
+        total = away[k]
+        away[k] = total * share
+        squares[k] = max(squares[k] - total * away[k], float32(0))
+        whole[k] = n * origin[k] + total
 
 
 @cuda.jit(device=True, forceinline=True)
-def about_group_mean(squares, means, own, n):
-    """squares = Σ(x - the group's mean)², from those about the thread's own mean."""
-    for k in range(VECTOR):
-        d = own[k] - means[k]
-        squares[k] += n * (d * d)
+def about_group_mean(squares, means, origin, away, n):
+    """squares = Σ(x - the group's mean)², from those about the thread's own mean, origin + away."""
+    if n > 0:
+        for k in range(VECTOR):
+            d = (origin[k] - means[k]) + away[k]
+            squares[k] += n * (d * d)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -245,7 +247,7 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps,
     kept = cuda.shared.array(0, x.a.dtype.type, alignment=128)
     total = cuda.local.array(VECTOR, float32)
     squares = cuda.local.array(VECTOR, float32)
-    origin = cuda.local.array(VECTOR, float32)  # this thread's first pixel, later its own mean
+    origin = cuda.local.array(VECTOR, float32)  # this thread's first pixel
     means = cuda.local.array(VECTOR, float32)
     scales = cuda.local.array(VECTOR, float32)
     shifts = cuda.local.array(VECTOR, float32)
@@ -270,11 +272,11 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps,
     add_channels(total, squares, origin, kept, part_x, cut, me, walk, rest, rest_at)
     load8_into(weight, c, scales)  # here, since registers are short before and threads wait for each other next
     load8_into(bias, c, shifts)
-    about_own_mean(total, squares, origin, n)
-    put(sums, in_tile * me.rows, me.rows, place, total)
+    about_own_mean(total, squares, origin, means, n)
+    put(sums, in_tile * me.rows, me.rows, place, means)
     group_averages(sums, me, averages, cut.groups, width, m, eps, False)
     pick(sums, averages, group, means)
-    about_group_mean(squares, means, origin, n)
+    about_group_mean(squares, means, origin, total, n)
     put(sums, in_tile * me.rows, me.rows, place, squares)
     group_averages(sums, me, averages + cut.groups, cut.groups, width, m, eps, True)
     for k in range(VECTOR):

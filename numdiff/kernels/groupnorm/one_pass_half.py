@@ -12,9 +12,9 @@ WHAT IS NEW, AND WHY IT PAYS
     in registers (`near` turns of a thread, at most two): nothing is read twice, and nothing is loaded late.
     Copies are issued AHEAD turns ahead, one turn's with each turn that is worked on. Were all issued at once, a warp
     would have to issue its last copy before its first sum, and stall wherever no more may be in flight.
-    Eight SiLU' side by side. 2ˣ and 1/x take dozens of cycles; one channel after the other, as ptxas arranges them when
-    registers are few, a turn takes 8 times the latency from x to g. `through_silu8` takes each step for all eight: a
-    thread has 128 registers for that, since a block has at most 16 warps.
+    Eight SiLU' side by side. A special function takes dozens of cycles; one channel after the other, as ptxas arranges
+    them when registers are few, a turn takes 8 times the latency from x to g. `through_silu8` takes each step for all
+    eight: a thread has 128 registers for that, since a block has at most 16 warps.
     No block counts. The sums of a sample go to memory, and another launch adds up the samples', in a training step
     together with other layers' gradients (second_pass.py). Were it done here, the last block would end after all the
     others: a fence, the count, and two loads, one after the other.

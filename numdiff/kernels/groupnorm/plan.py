@@ -42,6 +42,7 @@ ONE_MULTIPROCESSOR = 34  # bytes per ns that one of them can take, however idle 
 SECTOR = 32  # bytes that memory delivers together
 LAUNCH = 2500  # ns from the end of one kernel to the start of the next, filling and draining included
 DISTANT_TURN = 900  # ns of a turn whose pixel a thread loads only when it needs it
+MOST_PIXELS = 256  # of a thread in the forward: its squares are about the first of them (one_pass.py, ACCURACY)
 VERSION_2_LAUNCH, VERSION_2_MEMORY = 4400, 2000  # ns; bytes per ns
 
 
@@ -49,7 +50,7 @@ class Kernel(NamedTuple):
     """What the forecast needs to know of a kernel; times in nanoseconds.
 
     registers: of a thread, as compiled for sm_80 and sm_90a, rounded up; latency: of a block: first bytes, barriers,
-    last bytes, counting it; element: one element's arithmetic on a multiprocessor, 2ˣ and 1/x included; turn: of a
+    last bytes, counting it; element: one element's arithmetic on a multiprocessor, SiLU included; turn: of a
     thread with eight channels of a pixel, were it alone; sweeps: those that wait for pixels that have no room
     """
 
@@ -106,7 +107,7 @@ def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multipro
     turn = arrays * VECTOR * itemsize * threads
     turns = -(-P // rows)
     kept = min(turns, (limit - ring) // turn)
-    if kept <= 0:
+    if kept <= 0 or turns > MOST_PIXELS and not backward:
         return None
     team_bits = 0
     while 2 << team_bits <= min(WARP, threads // (2 * tile)) and rows % (8 << team_bits) == 0:

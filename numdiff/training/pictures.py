@@ -1,0 +1,61 @@
+"""How a run draws its own pictures: its checkpoints tell, and `numdiff sample` does so where nothing else is given."""
+from .. import schema
+from ..diffusion import SAMPLERS, Diffusion
+from ..diffusion.denoiser import check_interval
+from ..diffusion.sampling import WITH_ETA
+from ..errors import UsageError
+from .previews import draws
+
+DEFAULT_SAMPLER, DEFAULT_STEPS = "ddim", 50
+NOISY = ("ddpm", "euler-ancestral", "euler-maruyama")  # samplers that add noise unless told otherwise
+TOLD = schema.record({"sampler": schema.choice(*SAMPLERS), "steps": schema.integer(1, 10**6)}, {
+    "cfg_scale": schema.optional(schema.number(-1000, 1000)),
+    "cfg_interval": schema.optional(schema.items(schema.number(0), 2, least=2))}, schema.anything)
+
+
+def told_by(options, model):
+    """{"pictures": how} of a run that draws some; else {}."""
+    if not draws(options, model):
+        return {}
+    return {"pictures": {"sampler": options.sampler, "steps": options.sample_steps, "cfg_scale": options.cfg_scale,
+                         "cfg_interval": options.cfg_interval and list(options.cfg_interval)}}
+
+
+def read(model):
+    """(sampler, steps, cfg_scale, cfg_interval) of the run that a model comes from; None where its file does not tell,
+    or not in a way that this numdiff understands or the model allows: then its weights are still of use."""
+    told = (getattr(model, "meta", None) or {}).get("pictures")
+    try:
+        schema.check(told, TOLD, "pictures")
+        scale, interval = told.get("cfg_scale"), told.get("cfg_interval")
+        interval = interval and check_interval(interval)
+    except (schema.Mismatch, UsageError):
+        return None
+    if scale in (None, 1) or getattr(model, "null_class", None) is None:
+        scale = interval = None
+    return told["sampler"], told["steps"], scale, interval
+
+
+def as_in_training(model, sampler, steps, eta, more):
+    """(sampler, steps) for what is None: those by which the run drew its own pictures. Its guidance by classes is added
+    to `more` where nothing is said of that; if it is limited to an interval, only with its own sampler and steps.
+
+    Another sampler, a respacing, an `eta` that the run's sampler does not take, or `slerp` where that adds noise mean
+    DDIM's 50 steps, or all timesteps of the model where they are fewer. So do a model that no run tells of, and
+    inpainting, which has its own sampler.
+    """
+    own, number, scale, interval = read(model) or (None, None, None, None)
+    respaced = isinstance(steps, str) and not steps.isdigit()
+    kept = (own is not None and sampler in (None, own) and not respaced and (eta is None or own in WITH_ETA)
+            and "known" not in more and not ("slerp" in more and own in NOISY and sampler is None and eta != 0))
+    whole = kept and steps in (None, number)
+    if scale is not None and not more.keys() & {"cfg_scale", "guide"}:
+        if interval is None or "cfg_interval" in more:
+            more["cfg_scale"] = scale
+        elif whole:
+            more.update(cfg_scale=scale, cfg_interval=interval)
+    if kept:
+        return own, number if steps is None else steps
+    if steps is None:
+        steps = min(DEFAULT_STEPS, Diffusion(**model.diffusion).options.get("steps", DEFAULT_STEPS))
+    return sampler or DEFAULT_SAMPLER, steps
