@@ -265,18 +265,18 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps,
     clear(origin)
     if me.row < P:
         load8_into(part_x, first, origin)
-    find_groups(in_tile, width, group)
     place, m = place_of(me), float32(P * width)
     n = float32(divide(int32(max(P - me.row, 0) + me.rows - 1), me.rows)[0])  # pixels of this thread
 
     add_channels(total, squares, origin, kept, part_x, cut, me, walk, rest, rest_at)
-    load8_into(weight, c, scales)  # here, since registers are short before and threads wait for each other next
-    load8_into(bias, c, shifts)
     about_own_mean(total, squares, origin, means, n)
     put(sums, in_tile * me.rows, me.rows, place, means)
     group_averages(sums, me, averages, cut.groups, width, m, eps, False)
+    find_groups(in_tile, width, group)
     pick(sums, averages, group, means)
     about_group_mean(squares, means, origin, total, n)
+    load8_into(weight, c, scales)  # here, since registers are short before and threads wait for each other next
+    load8_into(bias, c, shifts)
     put(sums, in_tile * me.rows, me.rows, place, squares)
     group_averages(sums, me, averages + cut.groups, cut.groups, width, m, eps, True)
     for k in range(VECTOR):
