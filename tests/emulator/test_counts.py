@@ -677,13 +677,15 @@ def test_reduce_costs():
 @pytest.mark.parametrize("silu", [*exhaustively(False), True])
 def test_groupnorm_costs(silu):
     """Version 3, whose cost the functions give. Beside x and y it moves weights and statistics: at these 32 pixels up
-    to a tenth of it, at the model's 4096 nothing to speak of. Version 2 reads what it reads twice."""
+    to a tenth of it, at the model's 4096 nothing to speak of. Version 2 reads what it reads twice. Of its one pixel
+    a thread also finds the mean, and joins it with those of others: 10 operations a channel."""
     B, P, C, groups = 1, 32, 32, 8
     n = B * P * C
     moved, flops = groupnorm_forward_cost(B, P, C, silu)
     t = Counted(lambda u: groupnorm_forward(u(B, P, C), u(C), u(C), groups, silu=silu, version=3)).total
     assert moved <= t.distinct_bytes <= 1.1 * moved
-    assert flops <= t.total_flops + t.special + (n if silu else 0) <= 2.5 * flops  # at so few pixels trees are much
+    added = t.total_flops + t.special + (n if silu else 0)
+    assert flops <= added <= 2 * flops + 10 * n  # at so few pixels trees are much
     twice = Counted(lambda u: groupnorm_forward(u(B, P, C), u(C), u(C), groups, silu=silu, version=2)).total
     assert moved + 4 * n <= twice.distinct_bytes <= 1.2 * (moved + 4 * n)
 
