@@ -16,13 +16,13 @@ from ..nn.model import Model
 from .denoiser import Denoiser, check_interval
 from .learned_steps import check_schedule
 from .memory import say_what_counts, say_what_fits
+from .pictures import DEFAULT_SAMPLER, DEFAULT_STEPS, as_in_training
 from .plan import Plan
 from .process import Diffusion
 from .run import Run
-from .samplers import get_sampler, heun, heun_in_time, learned, repaint
+from .samplers import WITH_ETA, get_sampler, heun, heun_in_time, learned, repaint
 
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
-WITH_ETA = {"ddim": 0.0, "euler-ancestral": 1.0}  # samplers that take an eta, and their defaults
 WITH_CHURN = ("heun", "euler")  # samplers that take EDM's churn
 VARIANCES = ("small", "large", "learned")
 LARGEST_SCALE = 1000  # of guidance, and of churn's noise: far above what makes an image, and far from overflowing
@@ -30,13 +30,19 @@ GUIDE_SCALE = 2.0  # of autoguidance, where none is given: about the paper's bes
 PIXEL_CHANNELS = (1, 3)  # grey, RGB; a model of other channels makes latents, which are not clipped to [-1, 1]
 
 
-def sample(model: Model, count: int = 16, steps: int | str = 50, sampler: str = "ddim", eta: float | None = None,
-           seed: int = 0, y: Any = None, batch: int = 16, clip: bool | None = None, progress: Callable | None = None,
-           **more: Any) -> np.ndarray:
+def sample(model: Model, count: int = 16, steps: int | str | None = None, sampler: str | None = None,
+           eta: float | None = None, seed: int = 0, y: Any = None, batch: int = 16, clip: bool | None = None,
+           progress: Callable | None = None, **more: Any) -> np.ndarray:
     """Images from a trained model, uint8 (count, H, W, C); a model of latents gives float32.
 
-    The arguments are those of `Sampling`; progress: called after each model evaluation.
+    steps, sampler, and cfg_scale where it is left out: as the run drew its own pictures that the model was loaded from;
+        50 steps of DDIM for others
+    progress: called after each model evaluation. The other arguments are those of `Sampling`.
     """
+    if more.get("schedule") is None:
+        sampler, steps = as_in_training(model, sampler, steps, eta, more)
+    else:
+        sampler, steps = sampler or DEFAULT_SAMPLER, DEFAULT_STEPS if steps is None else steps
     sampling = Sampling(model, count, steps, sampler, eta, seed, y, batch, clip, **more)
     images = np.empty((count, *sampling.shape), sampling.dtype)
     for rows, made in sampling.batches(progress):

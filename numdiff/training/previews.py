@@ -14,6 +14,14 @@ def draws(options, model):
     return options.sample_count and model.in_channels in (1, 3)
 
 
+def told_by(options, model):
+    """{"pictures": how} of a run that draws some, for its checkpoints (diffusion/pictures.py); else {}."""
+    if not draws(options, model):
+        return {}
+    return {"pictures": {"sampler": options.sampler, "steps": options.sample_steps, "cfg_scale": options.cfg_scale,
+                         "cfg_interval": options.cfg_interval and list(options.cfg_interval)}}
+
+
 class Previews:
     """Samples from the averaged weights of a `Trainer`; each rank makes its part of them.
 

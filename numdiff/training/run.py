@@ -61,11 +61,10 @@ from .initial import check_dataset, forget, start_of
 from .kinds.weights import defaults_of
 from .model_files import check_model_meta
 from .options import TrainOptions
-from .pictures import told_by
 from .plan import plan_run
 from .post_hoc_ema import save_snapshot, set_aside_snapshots, snapshot_every
 from .precision import SCALES_LOSS
-from .previews import Previews, draws
+from .previews import Previews, draws, told_by
 from .report import STATS, Output, Reporter, image_grid, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
 

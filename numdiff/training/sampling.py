@@ -10,6 +10,7 @@ from ..data.fingerprint import hash_of
 from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.learned_steps import read_schedule
+from ..diffusion.pictures import DEFAULT_SAMPLER, as_in_training
 from ..diffusion.sampling import to_uint8
 from ..distributed.communicator import AgreedError, connect
 from ..distributed.together import make_together, stop_signals
@@ -21,7 +22,6 @@ from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
 from .model_files import load
 from .options import resolve_device
-from .pictures import DEFAULT_SAMPLER, as_in_training
 from .report import image_grid, save_png
 from .run_folder import OPTIONS, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file
@@ -43,7 +43,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
     npz: all images as an array, for evaluation; animation: the denoising, at `frames` (40) of its steps, .gif, .png,
         .apng
     inpaint, mask: a picture and the part of it to generate, as `read_mask` takes it
-    sampler, steps, cfg_scale, cfg_interval: as in the run's own pictures unless given (pictures.py)
+    sampler, steps, cfg_scale, cfg_interval: as in the run's own pictures unless given (diffusion/pictures.py)
     guide_with: the model of autoguidance, as `run`; ema_std: the width of the model's average, as `numdiff.load` has it
     schedule: a file of `numdiff schedule`
     columns: of the grid and the animation; progress: show a bar on a terminal

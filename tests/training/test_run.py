@@ -53,8 +53,9 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert "parameters" in text and "TFLOP" in text and "samples-00000007.png" in text
     model = numdiff.load(folder, device="cpu")
     assert model.meta["pictures"] == {"sampler": "dpm++2m", "steps": 2, "cfg_scale": None, "cfg_interval": None}
-    images = numdiff.sample(model, count=4, steps=2, seed=1)
+    images = numdiff.sample(model, count=4, seed=1)
     assert images.shape == (4, 8, 8, 3)
+    np.testing.assert_array_equal(images, numdiff.sample(model, 4, 2, "dpm++2m", seed=1))
     raw = numdiff.load(folder, "cpu", "raw")
     assert not np.array_equal(model.arrays()["out.2.weight"], raw.arrays()["out.2.weight"])
 

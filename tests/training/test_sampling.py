@@ -15,13 +15,13 @@ from click.testing import CliRunner
 from PIL import Image
 
 from numdiff.diffusion import SAMPLERS, Diffusion, Sampling
+from numdiff.diffusion.pictures import as_in_training
 from numdiff.diffusion.sampling import VARIANCES
 from numdiff.diffusion.schedule import SPACINGS
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import UNet
 from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve
-from numdiff.training.pictures import as_in_training
 from numdiff.training.precision import MEANING
 from numdiff.training.run_folder import create_run
 from numdiff.training.sample_files import Frames, SamplesFile, read_mask, read_picture

@@ -1,24 +1,15 @@
-"""How a run draws its own pictures: its checkpoints tell, and `numdiff sample` does so where nothing else is given."""
+"""How a run drew its own pictures: its checkpoints tell (training/previews.py), and what samples from it does the same
+where nothing else is given."""
 from .. import schema
-from ..diffusion import SAMPLERS, Diffusion
-from ..diffusion.denoiser import check_interval
-from ..diffusion.sampling import WITH_ETA
 from ..errors import UsageError
-from .previews import draws
+from .denoiser import check_interval
+from .process import Diffusion
+from .samplers import NOISY, SAMPLERS, WITH_ETA
 
 DEFAULT_SAMPLER, DEFAULT_STEPS = "ddim", 50
-NOISY = ("ddpm", "euler-ancestral", "euler-maruyama")  # samplers that add noise unless told otherwise
 TOLD = schema.record({"sampler": schema.choice(*SAMPLERS), "steps": schema.integer(1, 10**6)}, {
     "cfg_scale": schema.optional(schema.number(-1000, 1000)),
     "cfg_interval": schema.optional(schema.items(schema.number(0), 2, least=2))}, schema.anything)
-
-
-def told_by(options, model):
-    """{"pictures": how} of a run that draws some; else {}."""
-    if not draws(options, model):
-        return {}
-    return {"pictures": {"sampler": options.sampler, "steps": options.sample_steps, "cfg_scale": options.cfg_scale,
-                         "cfg_interval": options.cfg_interval and list(options.cfg_interval)}}
 
 
 def read(model):
@@ -45,17 +36,18 @@ def as_in_training(model, sampler, steps, eta, more):
     inpainting, which has its own sampler.
     """
     own, number, scale, interval = read(model) or (None, None, None, None)
+    given = {name for name, value in more.items() if value is not None or name == "cfg_scale"}
     respaced = isinstance(steps, str) and not steps.isdigit()
     kept = (own is not None and sampler in (None, own) and not respaced and (eta is None or own in WITH_ETA)
-            and "known" not in more and not ("slerp" in more and own in NOISY and sampler is None and eta != 0))
+            and "known" not in given and not ("slerp" in given and own in NOISY and sampler is None and eta != 0))
     whole = kept and steps in (None, number)
-    if scale is not None and not more.keys() & {"cfg_scale", "guide"}:
-        if interval is None or "cfg_interval" in more:
+    if scale is not None and not given & {"cfg_scale", "guide"}:
+        if interval is None or "cfg_interval" in given:
             more["cfg_scale"] = scale
         elif whole:
             more.update(cfg_scale=scale, cfg_interval=interval)
     if kept:
         return own, number if steps is None else steps
     if steps is None:
-        steps = min(DEFAULT_STEPS, Diffusion(**model.diffusion).options.get("steps", DEFAULT_STEPS))
+        steps = min(DEFAULT_STEPS, Diffusion(**getattr(model, "diffusion", {})).options.get("steps", DEFAULT_STEPS))
     return sampler or DEFAULT_SAMPLER, steps
