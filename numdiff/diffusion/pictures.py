@@ -33,13 +33,16 @@ def as_in_training(model, sampler, steps, eta, more):
 
     Another sampler, a respacing, an `eta` that the run's sampler does not take, or `slerp` where that adds noise mean
     DDIM's 50 steps, or all timesteps of the model where they are fewer. So do a model that no run tells of, and
-    inpainting, which has its own sampler.
+    inpainting, which has its own sampler. A schedule has steps and guidance of its own.
     """
+    if more.get("schedule") is not None:
+        return sampler or DEFAULT_SAMPLER, DEFAULT_STEPS if steps is None else steps
     own, number, scale, interval = read(model) or (None, None, None, None)
     given = {name for name, value in more.items() if value is not None or name == "cfg_scale"}
     respaced = isinstance(steps, str) and not steps.isdigit()
+    noise = own in NOISY or (WITH_ETA.get(own) if eta is None else eta)
     kept = (own is not None and sampler in (None, own) and not respaced and (eta is None or own in WITH_ETA)
-            and "known" not in given and not ("slerp" in given and own in NOISY and sampler is None and eta != 0))
+            and "known" not in given and not ("slerp" in given and noise and sampler is None))
     whole = kept and steps in (None, number)
     if scale is not None and not given & {"cfg_scale", "guide"}:
         if interval is None or "cfg_interval" in given:

@@ -248,7 +248,7 @@ def repaint_path(sigmas, jump, resamples):
 SAMPLERS = {"ddpm": ddpm, "ddim": ddim, "euler": euler, "euler-ancestral": euler_ancestral, "heun": heun,
             "dpm++2m": dpm_solver_pp_2m, "euler-maruyama": euler_maruyama}
 WITH_ETA = {"ddim": 0.0, "euler-ancestral": 1.0}  # those that take an eta, and their defaults
-NOISY = ("ddpm", "euler-ancestral", "euler-maruyama")  # those that add noise unless told otherwise
+NOISY = ("ddpm", "euler-maruyama")  # those that always add noise
 
 
 def get_sampler(name: str) -> Callable:

@@ -16,11 +16,11 @@ from ..nn.model import Model
 from .denoiser import Denoiser, check_interval
 from .learned_steps import check_schedule
 from .memory import say_what_counts, say_what_fits
-from .pictures import DEFAULT_SAMPLER, DEFAULT_STEPS, as_in_training
+from .pictures import as_in_training
 from .plan import Plan
 from .process import Diffusion
 from .run import Run
-from .samplers import WITH_ETA, get_sampler, heun, heun_in_time, learned, repaint
+from .samplers import NOISY, WITH_ETA, get_sampler, heun, heun_in_time, learned, repaint
 
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
 WITH_CHURN = ("heun", "euler")  # samplers that take EDM's churn
@@ -39,10 +39,7 @@ def sample(model: Model, count: int = 16, steps: int | str | None = None, sample
         50 steps of DDIM for others
     progress: called after each model evaluation. The other arguments are those of `Sampling`.
     """
-    if more.get("schedule") is None:
-        sampler, steps = as_in_training(model, sampler, steps, eta, more)
-    else:
-        sampler, steps = sampler or DEFAULT_SAMPLER, DEFAULT_STEPS if steps is None else steps
+    sampler, steps = as_in_training(model, sampler, steps, eta, more)
     sampling = Sampling(model, count, steps, sampler, eta, seed, y, batch, clip, **more)
     images = np.empty((count, *sampling.shape), sampling.dtype)
     for rows, made in sampling.batches(progress):
@@ -343,7 +340,7 @@ class Sampling:
         if self.slerp < 2 or self.count % self.slerp:
             raise UsageError(f"slerp needs whole rows of at least 2 images, and {self.count} images do not make rows "
                              f"of {self.slerp}: change the count or the length of the rows.")
-        if (self.sampler in ("ddpm", "euler-maruyama", "repaint") or "s_churn" in self.settings
+        if (self.sampler in (*NOISY, "repaint") or "s_churn" in self.settings
                 or self.settings.get("eta", 0) > 0):
             raise UsageError(f"slerp needs a sampler that adds no noise on the way, and {self.sampler} does: use ddim, "
                              "euler, heun or dpm++2m.")

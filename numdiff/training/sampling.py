@@ -10,7 +10,7 @@ from ..data.fingerprint import hash_of
 from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.learned_steps import read_schedule
-from ..diffusion.pictures import DEFAULT_SAMPLER, as_in_training
+from ..diffusion.pictures import as_in_training
 from ..diffusion.sampling import to_uint8
 from ..distributed.communicator import AgreedError, connect
 from ..distributed.together import make_together, stop_signals
@@ -101,9 +101,8 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         turn = model.num_classes if labels is None else len(labels)  # images after which the classes repeat
         if labels is not None:  # several take turns, over the images or over the rows of slerp
             labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
-        if not schedule:
-            sampler, steps = as_in_training(model, sampler, steps, eta, more)
-        how = count, steps, sampler or DEFAULT_SAMPLER, eta, seed, labels, batch
+        sampler, steps = as_in_training(model, sampler, steps, eta, more)
+        how = count, steps, sampler, eta, seed, labels, batch
         with as_options():
             sampling = Sampling(model, *how, **more)
         compile_for(model, plan_sampling(model, *how, **more), communicator)
