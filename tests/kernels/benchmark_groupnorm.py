@@ -2,17 +2,20 @@
 
     python -m tests.kernels.benchmark_groupnorm                      every shape, forward and backward
     python -m tests.kernels.benchmark_groupnorm --only 64x64 back    rows whose name has all of these words
-    python -m tests.kernels.benchmark_groupnorm --tiles              also version 3 with every tile that fits
+    python -m tests.kernels.benchmark_groupnorm --tiles              also version 3 with every cut by parts that fits
+    python -m tests.kernels.benchmark_groupnorm --tiles --every      also with every other tile
     python -m tests.kernels.benchmark_groupnorm --residual           the backward adds what has arrived already
     python -m tests.kernels.benchmark_groupnorm --two                as --residual, two such gradients
 
 A version 3 is named by its tile, its threads with pixels, the share of the pixels that it keeps, and its shared memory;
-"1 x 16" is kernels/groupnorm/one_pass_half.py, more than one block a cluster of kernels/groupnorm/clusters.py.
+"1 x 16" is a kernel of 16 bits with one block and 16 channels a warp (kernels/groupnorm/warp_sums.py), more than one
+block a cluster of kernels/groupnorm/clusters.py.
 Time is the median of nine replays of a CUDA graph of twenty calls. `roof` is reading and writing once at 3 TB/s,
 `forecast` the estimate by which tiles are chosen. Shapes whose arrays fit into the L2 cache may beat the roof.
 """
 import argparse
 import math
+from itertools import product
 
 import numpy as np
 
@@ -20,7 +23,7 @@ from numdiff.device import download, get_gpu, synchronize, upload, zeros
 from numdiff.device.limits import HOPPER_SHARED
 from numdiff.kernels import groupnorm as GN
 from numdiff.kernels.elementwise import add_forward
-from numdiff.kernels.groupnorm import one_pass, one_pass_backward
+from numdiff.kernels.groupnorm import one_pass_launch
 from numdiff.kernels.groupnorm import plan as planning
 from tests.kernels.benchmark_half_conv import BATCH, measured, replay
 
@@ -39,12 +42,13 @@ def all_plans(x, backward):
                                       planning.MULTIPROCESSORS)
             if plan is not None:
                 yield plan
-    for team in planning.TEAMS if backward else ():
-        for cluster in (1, *planning.BLOCKS):
-            plan = planning.make_plan_half(B, P, C, width, x.dtype.itemsize, team, HOPPER_SHARED,
-                                                  planning.MULTIPROCESSORS, cluster)
-            if plan is not None:
-                yield plan
+    seen = set()
+    for part, cluster, team in product(planning.CHANNELS, (1, *planning.BLOCKS), planning.TEAMS):
+        plan = planning.make_plan_half(B, P, C, width, backward, part, team, HOPPER_SHARED, planning.MULTIPROCESSORS,
+                                       cluster)
+        if plan is not None and plan not in seen:
+            seen.add(plan)
+            yield plan
 
 
 def relative_error(got, want):
@@ -56,6 +60,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--every", action="store_true")
     parser.add_argument("--residual", action="store_true")
     parser.add_argument("--two", action="store_true")
     options = parser.parse_args()
@@ -87,19 +92,20 @@ def main():
                      rstd=rstd, gradients=gradients):
                 common = (dy, x, weight, bias, mean, rstd, *gradients, GROUPS, True)
                 residual, second = dy if residuals else None, dy if residuals > 1 else None
-                if backward and plan and second is not None and not one_pass_backward.takes_two(x, plan):
+                if backward and plan and second is not None and not one_pass_launch.takes_two(x, plan):
                     residual, second = add_forward(residual, second), None
                 if backward:
-                    return (one_pass_backward.one_pass_backward(*common, plan, residual, second) if plan else
+                    return (one_pass_launch.one_pass_backward(*common, plan, residual, second) if plan else
                             GN.groupnorm_backward(*common, residual=residual, version=version, second=second))
-                return (one_pass.one_pass_forward(x, weight, bias, GROUPS, 1e-5, True, plan) if plan else
+                return (one_pass_launch.one_pass_forward(x, weight, bias, GROUPS, 1e-5, True, plan) if plan else
                         GN.groupnorm_forward(x, weight, bias, GROUPS, silu=True, version=version))[0]
 
             chosen = planning.plan_for(dx_, C // GROUPS, backward)
             estimate = planning.version_2_estimate(BATCH, size * size, C, 2, backward)
             jobs = [("2", estimate, lambda: call(2)), (None, chosen, lambda: call(3))]
             if options.tiles:
-                jobs += [(None, plan, lambda plan=plan: call(3, plan)) for plan in all_plans(dx_, backward)]
+                jobs += [(None, plan, lambda plan=plan: call(3, plan)) for plan in all_plans(dx_, backward)
+                         if plan.part or options.every]
             nbytes = (3 + residuals if backward else 2) * x.size * 2
             errors = [relative_error(function(), dx if backward else y) for *_, function in jobs]
             times = measured([(replay(gpu, arena, function), lambda: synchronize(gpu)) for *_, function in jobs])
@@ -107,7 +113,7 @@ def main():
                 if name is None:
                     threads = plan.tile // planning.VECTOR * plan.rows
                     kept = 100 * plan.held * plan.blocks // size**2
-                    rung = "3" if plan.near is None else f"3, {plan.blocks} x 16"
+                    rung = f"3, {plan.blocks} x {plan.part}" if plan.part else "3"
                     name, ns = f"{rung}: {plan.tile} x {threads}, {kept} %, {plan.shared >> 10} KiB", plan.ns
                 else:
                     ns = plan

@@ -7,8 +7,7 @@ from .. import groupnorm, layernorm, rmsnorm
 from ..concat import Pair
 from ..groupnorm import plan as groupnorm_plan
 from ..groupnorm.normalise import channel_statistics_reference
-from ..groupnorm.one_pass import one_pass_forward
-from ..groupnorm.one_pass_backward import one_pass_backward
+from ..groupnorm.one_pass_launch import one_pass_backward, one_pass_forward
 from .case import HALF_TOLERANCE, Case, normal, with_plain_sums
 
 
@@ -59,9 +58,40 @@ def norms_cases():
     yield Case("groupnorm", inputs, forward, (3,), HALF_TOLERANCE, label="float16, reads again")
     yield Case("groupnorm_backward", inputs, backward, (3,), HALF_TOLERANCE, label="float16, reads again")
 
-    def sixteens(shape, groups, team, near, silu, cluster=1, two=False):
-        """Version 3 for sixteen channels and more: `near` turns of the pixels in registers, `cluster` blocks; two
-        residuals."""
+    def half_plan(shape, groups, backward, part, team, cluster, near=0):
+        """Of version 3 by parts of 16 or 32 channels: `near` turns of the pixels in registers, `cluster` blocks."""
+        B, P, C = shape
+        sizes, limit = (B, P, C, C // groups, backward, part, team), 1 << 17
+        if near:
+            plan = groupnorm_plan.make_plan_half(*sizes, limit, 132, cluster)
+            limit = plan.shared - near * 4 * plan.rows * plan.tile
+        plan = groupnorm_plan.make_plan_half(*sizes, limit, 132, cluster)
+        assert plan.near == near
+        return plan
+
+    def half_label(shape, groups, part, cluster):
+        count = math.lcm(shape[2] // groups, part) // part
+        return (f"float16, {count} times {'sixteen' if part == 16 else 'thirty-two'} channels"
+                + (f", {cluster} blocks a cluster" if cluster > 1 else ""))
+
+    def half_forward(shape, groups, part, team, silu, cluster=1):
+        """Version 3's forward in 16 bits."""
+        B, P, C = shape
+
+        def inputs(rng):
+            made = normal(x=shape, weight=(C,), bias=(C,))(rng)
+            return {name: a.astype(np.float16 if a.ndim == 3 else np.float32) for name, a in made.items()}
+
+        def run(a, v):
+            if v is None:
+                return groupnorm.groupnorm_forward(a.x, a.weight, a.bias, groups, silu=silu)
+            return one_pass_forward(a.x, a.weight, a.bias, groups, 1e-5, silu,
+                                    half_plan(shape, groups, False, part, team, cluster))
+
+        return Case("groupnorm", inputs, run, (3,), HALF_TOLERANCE, half_label(shape, groups, part, cluster))
+
+    def half_backward(shape, groups, part, team, silu, cluster=1, near=0, two=False):
+        """Version 3's backward in 16 bits; two: residuals."""
         B, P, C = shape
 
         def inputs(rng):
@@ -78,16 +108,13 @@ def norms_cases():
             if v is None:
                 dx = groupnorm.groupnorm_backward(*arguments, residual=residual, second=second)
             else:
-                limit = 128 + (P // 16 - near) * 1024 if near else 1 << 17
-                plan = groupnorm_plan.make_plan_half(B, P, C, C // groups, 2, team, limit, 132, cluster)
-                assert plan.near == near
-                dx = one_pass_backward(*arguments, plan, residual, second)
+                dx = one_pass_backward(*arguments, half_plan(shape, groups, True, part, team, cluster, near), residual,
+                                       second)
             return dx, a.dweight, a.dbias
 
-        parts = f"float16, {math.lcm(C // groups, 16) // 16} times sixteen channels"
         return Case("groupnorm_backward", inputs, run, (3,), HALF_TOLERANCE,
-                    label=f"{parts}, two residuals" if two else f"{parts}, {near} turns in registers" if near else
-                    f"{parts}, {cluster} blocks a cluster" if cluster > 1 else parts)
+                    half_label(shape, groups, part, cluster) + (f", {near} turns in registers" if near else "")
+                    + (", two residuals" if two else ""))
 
     def inputs(rng):
         made = normal(dy=(2, 9, 24), x=(2, 9, 16), x_2=(2, 9, 8), residual=(2, 9, 16), residual_2=(2, 9, 8),
@@ -120,12 +147,20 @@ def norms_cases():
 
     yield known(False)
     yield known(True)
-    yield sixteens((2, 37, 32), 8, 2, 0, True)
-    yield sixteens((2, 96, 16), 4, 1, 2, True)
-    yield sixteens((2, 48, 16), 4, 1, 1, False)
-    yield sixteens((2, 20, 96), 16, 1, 0, True)
-    yield sixteens((2, 20, 48), 8, 1, 0, True, cluster=4)
-    yield sixteens((1, 112, 16), 2, 1, 2, True, two=True)
+    for make in (half_forward, half_backward):
+        yield make((2, 37, 32), 8, 16, 2, True)
+        yield make((2, 20, 96), 16, 16, 1, True)
+        yield make((2, 19, 32), 8, 32, 2, True)
+        yield make((2, 10, 96), 16, 32, 1, False)
+        yield make((1, 40, 48), 8, 16, 1, True, cluster=4)
+        yield make((2, 36, 64), 8, 32, 2, True, cluster=2)
+    yield half_backward((2, 96, 16), 4, 16, 1, True, near=2)
+    yield half_backward((2, 48, 16), 4, 16, 1, False, near=1)
+    yield half_backward((1, 48, 32), 4, 32, 2, True, near=1)
+    yield half_backward((1, 112, 16), 2, 16, 1, True, near=2, two=True)
+    yield half_backward((1, 24, 32), 2, 32, 1, True, two=True)
+    yield half_backward((1, 24, 32), 2, 32, 1, True, cluster=2, two=True)
+    yield half_backward((1, 32, 16), 2, 16, 1, True, cluster=2, two=True)
     yield Case("layernorm", normal(x=(5, 36), weight=(36,), bias=(36,)),
                lambda a, v: layernorm.layernorm_forward(a.x, a.weight, a.bias, version=v), (1, 2))
 

@@ -18,12 +18,25 @@ SOURCE
 READ NEXT
     plan.py
 """
+from itertools import product
+
 from ...device.requires import requires
-from ...device.specialise import specialise
-from .one_pass_half import MAX_THREADS, backward_half
+from ...device.specialise import Variants, specialise
+from .one_pass_half import backward_half
+from .one_pass_half_forward import forward_half
+from .warp_sums import CHANNELS, MAX_THREADS
 
 BLOCKS = 2, 4, 8  # of a cluster
 
-groupnorm_backward_clusters = requires("9.0")(specialise(
-    backward_half, name="groupnorm_backward_clusters", module=__name__, launch_bounds=MAX_THREADS, CLUSTERS=True,
-    TWO=False))
+
+def _backward(key):
+    part, two = key
+    return requires("9.0")(specialise(
+        backward_half, name=f"groupnorm_backward_clusters_{part}{'_two' if two else ''}", module=__name__,
+        launch_bounds=MAX_THREADS, PART=part, CLUSTERS=True, TWO=two))
+
+
+FORWARD_CLUSTERS = Variants(CHANNELS, lambda part: requires("9.0")(specialise(
+    forward_half, name=f"groupnorm_forward_clusters_{part}", module=__name__, launch_bounds=MAX_THREADS, PART=part,
+    CLUSTERS=True)))  # by channels of a warp
+BACKWARD_CLUSTERS = Variants(product(CHANNELS, (False, True)), _backward)  # and whether there are two residuals

@@ -43,8 +43,7 @@ from .chunks import chunks_backward, chunks_forward
 from .cpu import groupnorm_backward_cpu, groupnorm_forward_cpu
 from .groups import groups_backward, groups_forward
 from .normalise import normalise_forward, normalise_supports
-from .one_pass import one_pass_forward
-from .one_pass_backward import one_pass_backward, takes_two
+from .one_pass_launch import one_pass_backward, one_pass_forward, takes_two
 from .plan import plan_for, version_2_estimate
 
 

@@ -43,19 +43,16 @@ SOURCE
     eq. 1.5 (sums of two parts joined); PTX ISA, sections 9.7.3 (rcp.approx.ftz.f32, tanh.approx.f32) and 9.7.9.25.3
     (cp.async).
 READ NEXT
-    one_pass_backward.py
+    warp_sums.py
 """
 import math
 from typing import NamedTuple
 
-import numpy as np
-
-from ...device import cuda, empty, float32, int32, launch, load4
+from ...device import cuda, float32, int32, load4
 from ...device.async_copy import cp_async_commit, cp_async_wait
 from ...device.eight import copy8, load8_into, one_of, store8_from
 from ...device.requires import requires
 from ..common import divide
-from ..concat import Pair, parts_of
 from .vectors import (
     PARTS,
     THREADS,
@@ -63,7 +60,6 @@ from .vectors import (
     WARP,
     WARP_BITS,
     Affine,
-    Shape,
     Walk,
     clear,
     find_groups,
@@ -290,15 +286,3 @@ def groupnorm_forward_kernel_v3(x, weight, bias, y, mean, rstd, shape, cut, eps,
         to = (b * cuda.gridDim.x + cuda.blockIdx.x) * cut.groups + own
         mean[to], rstd[to] = sums[averages + own], sums[averages + cut.groups + own]
         own += me.threads
-
-
-def one_pass_forward(x, weight, bias, groups, eps, silu, plan):
-    B, C = x.shape[0], x.shape[-1]
-    first, second, seam = parts_of(x)
-    y = empty(x.shape, x.dtype, like=first)
-    mean, rstd = empty((B, groups), np.float32, like=first), empty((B, groups), np.float32, like=first)
-    launch(groupnorm_forward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows),
-           Pair(first.reshape(-1), second.reshape(-1)), weight, bias, y.reshape(-1), mean.reshape(-1), rstd.reshape(-1),
-           Shape(x.size // (B * C), C, seam, C // groups),
-           Cut(plan.tile * groups // C, plan.ring, plan.held, plan.share), float(eps), int(silu), shared=plan.shared)
-    return y, mean, rstd

@@ -32,17 +32,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, int32, lasting, launch, load4, uint32, upload
+from ...device import cuda, float32, int32, lasting, load4, uint32, upload
 from ...device.async_copy import cp_async_commit, cp_async_wait, cp_async_wait_all
 from ...device.eight import add8, copy8, fence, fetch8, load8_into, one_of, prefetch_l2, store8_from
 from ...device.requires import requires
 from ...device.threads import kept
 from ..common import divide
-from ..concat import Pair, parts_of
-from ..second_pass import Sum, add_parts, joined
-from .clusters import groupnorm_backward_clusters
 from .one_pass import pick, place_of, put, this_thread
-from .one_pass_half import PART, HalfCut, groupnorm_backward_half, groupnorm_backward_half_two
 from .vectors import (
     PARTS,
     THREADS,
@@ -52,7 +48,6 @@ from .vectors import (
     Affine,
     Arrays,
     BackwardWalk,
-    Shape,
     accumulate,
     clear,
     find_groups,
@@ -350,39 +345,3 @@ def counters(backend):
     """For each tile of channels, how many of its blocks are done; every launch leaves zeros."""
     with lasting(backend):
         return upload(np.zeros(COUNTERS, np.uint32), backend)
-
-
-def takes_two(x, plan):
-    """Whether `one_pass_backward` adds two residuals."""
-    return plan.near is not None and plan.blocks == 1 and not isinstance(x, Pair)
-
-
-def one_pass_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, silu, plan, residual=None, second=None):
-    """As `groupnorm_backward` of launcher.py; second: only where `takes_two`."""
-    B, C = x.shape[0], x.shape[-1]
-    dx = Pair(*map(empty_like, x)) if isinstance(x, Pair) else empty_like(x)
-    totals, seam = empty((2, B, C), np.float32, like=dy), parts_of(x)[2]
-    x_, residual_, dx_ = (Pair(*(part.reshape(-1) for part in parts_of(a)[:2]))
-                          for a in (x, x if residual is None else residual, dx))
-    if second is not None:
-        residual_ = Pair(residual_.a, second.reshape(-1))
-    arguments = (dy.reshape(-1), x_, weight, bias, (mean.reshape(-1), rstd.reshape(-1)), residual_, dx_,
-                 totals.reshape(-1))
-    shape = Shape(x.size // (B * C * plan.blocks), C, seam, C // groups)
-    last = int(silu), int(residual is not None)
-    if plan.near is not None:
-        parts, both = plan.tile // PART, joined(dweight, dbias)
-        steps = (C, B * C) if both is None else (2 * C, C)  # of totals: (2, B, C), or (B, 2, C) where one sum is enough
-        kernel = groupnorm_backward_half if plan.blocks == 1 else groupnorm_backward_clusters
-        kernel = kernel if second is None else groupnorm_backward_half_two
-        launch(kernel, (C // plan.tile, B, plan.blocks), 2 * parts * plan.rows, *arguments, shape,
-               HalfCut(parts, plan.rows, plan.ring, plan.near, groups, *steps), *last, shared=plan.shared,
-               cluster=(1, 1, plan.blocks) if plan.blocks > 1 else 1)
-        add_parts([Sum(totals[:1], B, dweight, True), Sum(totals[1:], B, dbias, True)] if both is None else
-                  [Sum(totals, B, both, True)], waits=True)
-    else:
-        launch(groupnorm_backward_kernel_v3, (C // plan.tile, B), (plan.tile // VECTOR, plan.rows), *arguments,
-               (dweight, dbias), counters(dy.backend), shape,
-               BackwardCut(plan.tile * groups // C, plan.ring, plan.held, plan.share, plan.team_bits), *last,
-               shared=plan.shared)
-    return dx

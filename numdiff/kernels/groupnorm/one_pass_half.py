@@ -40,15 +40,15 @@ DETERMINISM, ACCURACY, COST, SOURCE
 READ NEXT
     clusters.py.
 """
+from itertools import product
 from typing import NamedTuple
 
 from ...device import cuda, float32, int32, int64, opaque, uint32
 from ...device.approximate import reciprocal
 from ...device.async_copy import cp_async_commit, cp_async_wait
-from ...device.cluster import cluster_address, cluster_sync, cluster_sync_relaxed, load_cluster_4
+from ...device.cluster import cluster_sync_relaxed
 from ...device.eight import (
     add8,
-    by_sign,
     copy8,
     fetch8,
     load8_into,
@@ -59,66 +59,50 @@ from ...device.eight import (
     words8,
 )
 from ...device.limits import FULL_MASK
-from ...device.mbarrier import smem_u32
 from ...device.requires import requires
-from ...device.specialise import Constant, specialise
+from ...device.specialise import Constant, Variants, specialise
 from ..common import divide
-from .vectors import (
-    VECTOR,
-    WARP,
-    WARP_BITS,
-    WORDS,
-    Affine,
-    BackwardWalk,
-    accumulate,
-    clear,
-    lanes_sum,
-    locate,
-    through_silu8,
+from .vectors import VECTOR, WORDS, Affine, BackwardWalk, accumulate, clear, through_silu8
+from .warp_sums import (
+    CHANNELS,
+    CLUSTERS,
+    LANES,
+    MAX_THREADS,
+    PART,
+    locate_pixels,
+    sums_of_cluster,
+    sums_of_group,
+    sums_of_warps,
+    this_lane,
 )
 
-PART = 16  # channels: 32 bytes of a pixel, one sector of memory
-PIXELS = 16  # of a warp: two threads each
-MAX_THREADS = 512  # threads: with 128 registers each a multiprocessor has room for 16 warps
 MAX_NEAR = 2  # turns that a thread's registers may keep
 AHEAD = 2  # turns whose copies are in flight: 32 KiB for a multiprocessor with 16 warps
-CLUSTERS = Constant()  # whether the blocks of a cluster share a tile's pixels (clusters.py)
 TWO = Constant()  # whether there are two residuals: the second takes the place of a Pair's b
 
 
 class HalfCut(NamedTuple):
     """How a block is cut.
 
-    parts: of the tile, sixteen channels each; rows: pixels of a turn, 16 for each warp of a part; ring: element at
-    which pixels start in shared memory; near: turns that registers keep (if any, P is a multiple of rows); groups: of a
-    sample; sample, bias: in totals, elements from a sample's sums to the next one's, and from weight's to bias's
+    parts: of the tile, PART channels each; rows: pixels of a turn, PIXELS for each warp of a part; ring: element at
+    which pixels start in shared memory; near: turns that registers keep (if any, P is a multiple of rows); folded: 1
+    where two warps share a place for their sums, else 0; groups: of a sample; sample, bias: in totals, elements from a
+    sample's sums to the next one's, and from weight's to bias's
     """
 
     parts: int
     rows: int
     ring: int
     near: int
+    folded: int
     groups: int
     sample: int
     bias: int
 
 
-class Lane(NamedTuple):
-    """A thread's place: its lane, its warp of the block's `warps`, which part of the tile that has, its first pixel,
-    and the first of its eight channels in the part."""
-
-    lane: int
-    warp: int
-    warps: int
-    part: int
-    row: int
-    in_part: int
-
-
 class Column(NamedTuple):
-    """Sum number `lane` of a part: of g · xhat, or of g (`is_bias`), of a channel with this group, weight and rstd."""
+    """The channel whose sums a lane gets, its group, and the weight and rstd of these."""
 
-    is_bias: bool
     channel: int
     group: int
     weight: float
@@ -149,40 +133,6 @@ class Near(NamedTuple):
     d_0: object
     x_1: object
     d_1: object
-
-
-@cuda.jit(device=True, forceinline=True)
-def this_lane(cut):
-    t, team = int32(cuda.threadIdx.x), int32(cut.rows >> 4)  # warps of a part
-    lane, warp = int32(t & (WARP - 1)), int32(t >> WARP_BITS)
-    of_team, part = divide(warp, cut.parts)
-    row, in_part = int32(16 * of_team + (lane >> 1)), int32(VECTOR * (lane & 1))
-    return Lane(lane, warp, int32(team * cut.parts), part, row, in_part)
-
-
-@cuda.jit(device=True, forceinline=True)
-def halve(values, count, bit, lane):
-    """values[0 … count/2 - 1] = the half of `values` that this lane keeps (by its `bit`), plus its partner's."""
-    side, half = -int32(lane & bit), count // 2
-    for k in range(half):
-        mine = by_sign(side, values[k], values[half + k])
-        other = by_sign(side, values[half + k], values[k])
-        values[k] = mine + cuda.shfl_xor_sync(FULL_MASK, other, bit)
-
-
-@cuda.jit(device=True, forceinline=True)
-def warp_sum(total_gx, total_g, lane):
-    """(number, value) of the warp's sum that this lane gets; even lanes bring channels 0 to 7, odd ones 8 to 15."""
-    side = -int32(lane & 16)
-    for k in range(VECTOR):
-        mine = by_sign(side, total_gx[k], total_g[k])
-        other = by_sign(side, total_g[k], total_gx[k])
-        total_gx[k] = mine + cuda.shfl_xor_sync(FULL_MASK, other, 16)
-    halve(total_gx, 8, 8, lane)
-    halve(total_gx, 4, 4, lane)
-    halve(total_gx, 2, 2, lane)
-    column = int32((lane & 16) + VECTOR * (lane & 1) + ((lane >> 1) & 7))
-    return column, total_gx[0]
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -248,29 +198,12 @@ def finish8(dx, i, value, d, factors, before, adds):
 
 
 @cuda.jit(device=True, forceinline=True)
-def locate_pixels(c, row, b, P, C, seam, rows):
-    """`locate` for a row of the pixels that this block of a cluster has; with two residuals x is one array."""
+def locate_in_pair(c, row, b, P, C, seam, rows):
+    """`locate_pixels`; with two residuals x is one array."""
     if TWO:
-        _, first, step = locate(c, row, b, P, C, C, rows)
+        _, first, step = locate_pixels(c, row, b, P, C, C, rows)
         return int32(-1), first, step
-    if not CLUSTERS:
-        return locate(c, row, b, P, C, seam, rows)
-    mine = opaque(P)  # so that nothing of this is kept
-    return locate(c, int32(row + mine * cuda.blockIdx.z), b, int32(mine * cuda.gridDim.z), C, seam, rows)
-
-
-@cuda.jit(device=True, forceinline=True)
-def sum_of_blocks(address, lane, blocks):
-    """Number `lane` of the 32 at a shared address of each block of the cluster, added up in order of rank."""
-    total = float32(0)
-    address += uint32(16 * (lane >> 2))
-    for rank in range(0, blocks, 2):  # two at once: a load takes several hundred cycles
-        a0, a1, a2, a3 = load_cluster_4(cluster_address(address, uint32(rank)))
-        b0, b1, b2, b3 = load_cluster_4(cluster_address(address, uint32(rank + 1)))
-        odd, high = -int32(lane & 1), -int32(lane & 2)
-        a = by_sign(high, by_sign(odd, a0, a1), by_sign(odd, a2, a3))
-        total = (total + a) + by_sign(high, by_sign(odd, b0, b1), by_sign(odd, b2, b3))
-    return total
+    return locate_pixels(c, row, b, P, C, seam, rows)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -375,52 +308,14 @@ def add_gradients(total_gx, total_g, kept, near, x, dy, ahead, affine, cut, me, 
 
 
 @cuda.jit(device=True, forceinline=True)
-def sum_of_warps(sums, cut, me):
-    """Sum number `lane` over all warps of this one's part, from what `warp_sum` gave each: 32 numbers a warp."""
-    total, w, parts = float32(0), me.part, cut.parts
-    while w + 3 * parts < me.warps:
-        s0, s1, s2, s3 = (sums[WARP * w + me.lane], sums[WARP * (w + parts) + me.lane],
-                          sums[WARP * (w + 2 * parts) + me.lane], sums[WARP * (w + 3 * parts) + me.lane])
-        total += (s0 + s1) + (s2 + s3)
-        w = int32(w + 4 * parts)
-    while w < me.warps:
-        total += sums[WARP * w + me.lane]
-        w = int32(w + parts)
-    return total
+def averages_of_group(sums, gx, g, column, cut, me, width, count):
+    """(the average of h · xhat, times rstd², that of h, times rstd) over the group of a lane's channel.
 
-
-@cuda.jit(device=True, forceinline=True)
-def sum_of_cluster(sums, total, cut, me):
-    """As `sum_of_warps`, over all blocks of the cluster: each part's first warp leaves its block's for all to read."""
-    mine = int32(WARP * (me.warps + me.part) + (2 * PART * cut.parts if cut.parts > 1 else 0))
-    if me.warp < cut.parts:
-        sums[mine + me.lane] = total
-    cluster_sync()
-    total = sum_of_blocks(smem_u32(sums) + uint32(4 * mine), me.lane, int32(cuda.gridDim.z))
-    cluster_sync_relaxed()  # nobody reads any more
-    return total
-
-
-@cuda.jit(device=True, forceinline=True)
-def average_of_group(sums, total, column, cut, me, width, count):
-    """Lane n: the average of h · xhat, times rstd² (n < 16), or of h, times rstd, over the group of its channel.
-
-    count: elements of a group. Where groups lie across parts, all threads of the block call it.
+    gx, g: the channel's sums of g · xhat and of g; count: elements of a group. All threads of the block call it.
     """
-    average = total * column.weight
-    if cut.parts == 1:
-        average = lanes_sum(average, width)
-    else:  # groups lie across parts
-        columns = int32(WARP * me.warps + (PART * cut.parts if column.is_bias else 0)
-                        - cuda.blockIdx.x * PART * cut.parts)
-        if me.warp < cut.parts:
-            sums[columns + column.channel] = average
-        cuda.syncthreads()
-        average = float32(0)
-        for k in range(width):
-            average += sums[columns + column.group * width + k]
-    average *= column.rstd * reciprocal(float32(count))
-    return average if column.is_bias else average * column.rstd
+    gx, g = sums_of_group(sums, (gx * column.weight, g * column.weight), cut, me, width)
+    each = column.rstd * reciprocal(float32(count))
+    return gx * each * column.rstd, g * each
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -487,11 +382,11 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, shape, 
     before = (cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32), cuda.local.array(WORDS, uint32),
               cuda.local.array(WORDS, uint32))
     (mean, rstd), (P, C, seam, width) = statistics, shape
-    me, threads = this_lane(cut), 2 * cut.rows * cut.parts
+    me, threads = this_lane(cut), LANES * cut.rows * cut.parts
     first_channel = int32((cuda.blockIdx.x * cut.parts + me.part) * PART)
     c, b = int32(first_channel + me.in_part), int32(cuda.blockIdx.y)
-    beyond, first, step = locate_pixels(c, me.row, b, P, C, seam, cut.rows)
-    _, first_dy, step_dy = locate_pixels(c, me.row, b, P, C, C, cut.rows)
+    beyond, first, step = locate_in_pair(c, me.row, b, P, C, seam, cut.rows)
+    _, first_dy, step_dy = locate_in_pair(c, me.row, b, P, C, C, cut.rows)
     half, turn = int32(VECTOR * threads), int32(2 * VECTOR * threads)  # in `kept`: from x to dy, to the next pixel
     own = int32(cut.ring + VECTOR * int32(cuda.threadIdx.x))
     walk = BackwardWalk(P, first, step, first_dy, step_dy, own, turn, half)
@@ -499,40 +394,38 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, shape, 
 
     of_sample = int32(b * cut.groups)  # the first of its groups
     ask_for_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width)  # first: every pixel needs these
-    channel = int32(first_channel + (me.lane & (PART - 1)))  # of sum number `lane`
+    channel = int32(first_channel + me.channel)  # whose sums this lane will get
     of_group = divide(channel, width)[0]
-    mine = Column(me.lane >= PART, channel, of_group, weight[channel], rstd[of_sample + of_group])
+    mine = Column(channel, of_group, weight[channel], rstd[of_sample + of_group])
     ahead = ask_for_pixels(kept, near, x_, dy, cut, me, walk)
     join_affine(affine, rstds)
     add_gradients(total_gx, total_g, kept, near, x_, dy, ahead, affine, cut, me, walk, activate)
     if adds:
-        if (me.lane & 1) == 0:  # both threads of a pixel have the same 32 bytes
+        if (me.lane & 1) == 0:  # two neighbours have the same sector
             prefetch_to_l2(residual_, cut, me, walk)
             if TWO:
                 prefetch_to_l2(residual.b, cut, me, walk)
         kept_from = int32(cut.near * cut.rows)
         ask_both(residual_, residual, int32(me.row + kept_from), P, cut.rows, first + cut.near * step, step, before)
-    column, total = warp_sum(total_gx, total_g, me.lane)
-    sums[WARP * me.warp + column] = total
-    cuda.syncthreads()
-
-    total = sum_of_warps(sums, cut, me)
+    gx, g = sums_of_warps(sums, total_gx, total_g, cut, me)
     if CLUSTERS:
-        total = sum_of_cluster(sums, total, cut, me)
-    if not mine.is_bias:
-        total *= mine.rstd  # xhat = (x - mean) · rstd
-    if me.warp < cut.parts and cuda.blockIdx.z == 0:  # a cluster's are written by its first block
-        totals[b * cut.sample + (cut.bias if mine.is_bias else 0) + channel] = total
-    average = average_of_group(sums, total, mine, cut, me, width, (P * cuda.gridDim.z if CLUSTERS else P) * width)
+        gx, g = sums_of_cluster(sums, (gx, g), cut, me)
+    gx *= mine.rstd  # xhat = (x - mean) · rstd
+    if me.warp < cut.parts and me.lane < PART and cuda.blockIdx.z == 0:  # a cluster's are written by its first block
+        at = b * cut.sample + channel
+        totals[at], totals[at + cut.bias] = gx, g
+    pixels = int32(P * cuda.gridDim.z) if CLUSTERS else P
+    slope, offset = averages_of_group(sums, gx, g, mine, cut, me, width, pixels * width)
     for k in range(VECTOR):
-        slope = cuda.shfl_sync(FULL_MASK, average, me.in_part + k)
-        total_gx[k] = -slope
-        total_g[k] = affine.means[k] * slope - cuda.shfl_sync(FULL_MASK, average, PART + me.in_part + k)
+        of_k = cuda.shfl_sync(FULL_MASK, slope, me.in_part + k)
+        total_gx[k] = -of_k
+        total_g[k] = affine.means[k] * of_k - cuda.shfl_sync(FULL_MASK, offset, me.in_part + k)
     write_gradients(one_of(beyond, dx.a, dx.b), residual_, residual, before, kept, near,
                     (affine.scales, total_gx, total_g), cut, me, walk, adds)
+    if CLUSTERS:
+        cluster_sync_relaxed()  # nobody ends while another may read its sums
 
 
-groupnorm_backward_half = specialise(backward_half, name="groupnorm_backward_half", launch_bounds=MAX_THREADS,
-                                     CLUSTERS=False, TWO=False)
-groupnorm_backward_half_two = specialise(backward_half, name="groupnorm_backward_half_two", launch_bounds=MAX_THREADS,
-                                         CLUSTERS=False, TWO=True)
+BACKWARD_HALF = Variants(product(CHANNELS, (False, True)), lambda key: specialise(
+    backward_half, name=f"groupnorm_backward_half_{key[0]}{'_two' if key[1] else ''}", launch_bounds=MAX_THREADS,
+    PART=key[0], CLUSTERS=False, TWO=key[1]))  # by channels of a warp, and whether there are two residuals

@@ -6,7 +6,7 @@ and less where several blocks overlap. Version 2's estimate follows what an H100
 SOURCE
     the project's own; what the estimate is made of is said beside its numbers.
 READ NEXT
-    normalise.py
+    one_pass_launch.py
 """
 import functools
 import math
@@ -27,13 +27,14 @@ from ...device.requires import supports
 from ...dtypes import is_half
 from ..any_batch import assumed
 from ..concat import parts_of
-from .clusters import BLOCKS, groupnorm_backward_clusters
+from .clusters import BACKWARD_CLUSTERS, BLOCKS
 from .one_pass import groupnorm_forward_kernel_v3
-from .one_pass_half import MAX_NEAR, MAX_THREADS, PART, PIXELS
+from .one_pass_half import MAX_NEAR
 from .vectors import PARTS, THREADS, VECTOR, WARP
+from .warp_sums import CHANNELS, MAX_THREADS
 
 FEW_THREADS = 256, 128  # where several blocks find room
-TEAMS = 16, 8, 5, 4, 3, 2, 1  # warps that share the pixels of sixteen channels (one_pass_half.py)
+TEAMS = 16, 8, 5, 4, 3, 2, 1  # warps that share the pixels of a part (warp_sums.py)
 
 MEMORY = 2600  # bytes per ns, of arrays that the L2 cache does not hold
 L2 = 4500  # bytes per ns, of those that it holds
@@ -62,8 +63,27 @@ class Kernel(NamedTuple):
 
 
 FORWARD, BACKWARD = Kernel(104, 2500, 0.1, 200, 2), Kernel(128, 3500, 0.14, 220, 1)
-HALF = Kernel(128, 2000, 0.1, 200, 1)  # eight channels side by side, and nobody counts blocks
-CLUSTER = HALF._replace(latency=HALF.latency + 1500)  # two cluster barriers, and sums read from the other blocks
+
+
+class HalfKernel(NamedTuple):
+    """As `Kernel`, of those of 16 bits. launch: as LAUNCH; latency: of each wave of blocks, what comes with each."""
+
+    registers: int
+    launch: int
+    latency: int
+    element: float
+    turn: int
+
+
+# Fitted to 1,450 cuts of 17 shapes on an H100: what this chooses takes 2 % longer than the best of them
+FORWARD_HALF, BACKWARD_HALF = HalfKernel(64, 600, 2300, 0.036, 148), HalfKernel(128, 3500, 1600, 0.07, 200)
+HALF_SIZE = 2  # bytes of a number
+HALF_MEMORY, HALF_L2, HALF_L2_BYTES = 2600, 4200, 38 << 20  # as MEMORY, L2, L2_BYTES
+HALF_MULTIPROCESSOR = 44  # as ONE_MULTIPROCESSOR
+SIXTEEN = 1.2  # how much longer memory takes for pixels of one sector than for those of two
+EXPOSED = 0.28  # of the shorter of memory and arithmetic, where a multiprocessor has one block
+OF_WARP = 50  # ns of each wave for each of a block's warps, whose sums all others read
+OF_CLUSTER = 570  # ns of each wave: twice that in clusters of two blocks, thrice in those of four, … of eight
 
 
 @dataclass(frozen=True)
@@ -71,7 +91,8 @@ class Plan:
     """How the blocks of version 3 are cut: tile: channels of a block; rows: pixels that its threads take at once.
 
     ns: the forecast; ring: element at which the pixels start in shared memory; held: pixels that are kept; share: those
-    of one group of copies; team_bits: log2 of how many threads add up a channel's sums; shared: bytes
+    of one group of copies; team_bits: log2 of how many threads add up a channel's sums; shared: bytes; folded, origins:
+    of `HalfCut`, `ForwardCut`
     """
 
     ns: float
@@ -82,8 +103,11 @@ class Plan:
     share: int
     team_bits: int
     shared: int
-    near: int | None = None  # turns that registers keep, where one_pass_half.py's kernel does the work
+    near: int = 0  # turns that registers keep
     blocks: int = 1  # of a cluster, which share a sample's pixels (clusters.py)
+    part: int = 0  # channels of a warp, where kernels of 16 bits do the work (warp_sums.py)
+    folded: int = 0
+    origins: int = 0
 
 
 def pixel_sectors(tile, itemsize):
@@ -120,35 +144,39 @@ def make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multipro
                 shared)
 
 
-def make_plan_half(B, P, C, width, itemsize, team, limit, multiprocessors, cluster=1):
-    """The `Plan` of a backward by one_pass_half.py with `team` warps for 16 channels, or None if it does not fit.
+def make_plan_half(B, P, C, width, backward, part, team, limit, multiprocessors, cluster=1):
+    """The `Plan` of 16 bits with `team` warps for each `part` channels, or None if it does not fit.
 
     cluster: how many blocks share a sample's pixels
     """
-    tile = math.lcm(width, PART)
-    if P % cluster:
+    tile, pixels = math.lcm(width, part), WARP * VECTOR // part
+    if P % cluster or C % tile:
         return None
-    P //= cluster
-    parts, team = tile // PART, min(team, -(-P // PIXELS))
-    if itemsize != 2 or C % tile or team * parts * WARP > MAX_THREADS:
+    P, parts, arrays = P // cluster, tile // part, 1 + backward
+    team = min(team, -(-P // pixels))
+    rows, threads = pixels * team, WARP * team * parts
+    if threads > MAX_THREADS:
         return None
-    rows, threads = PIXELS * team, WARP * team * parts
-    turns, turn = -(-P // rows), 2 * VECTOR * itemsize * threads
-    ring = 4 * (threads + (2 * tile if parts > 1 else 0) + (2 * tile if cluster > 1 else 0))  # bytes
-    near = max(0, turns - (limit - ring) // turn)
-    if near > MAX_NEAR or near == turns or near and P % rows:
+    turns, turn = -(-P // rows), arrays * VECTOR * HALF_SIZE * threads
+    beside = (2 * tile if parts > 1 else 0) + (2 * tile if cluster > 1 else 0)  # of each channel, besides the warps'
+    origins = 2 * part * parts * team + beside
+    ring = 4 * (origins + (0 if backward else tile))  # bytes
+    near, folded = max(0, turns - (limit - ring) // turn), 0
+    if near and team % 2 == 0:
+        ring, folded = 4 * (part * parts * team + beside), 1
+        near = max(1, turns - (limit - ring) // turn)
+    if near > (MAX_NEAR if backward else 0) or near == turns or near and P % rows:
         return None
     kept = turns - near
     shared = ring + kept * turn
-    ns = forecast(HALF if cluster == 1 else CLUSTER, B * (C // tile) * cluster, P, tile, itemsize, 2, 0, turns, 0,
-                  shared, threads, limit, multiprocessors)
-    return Plan(ns, tile, rows, ring // itemsize, P, 0, 0, shared, near, cluster)
+    ns = forecast_half(backward, B * (C // tile) * cluster, P * tile, part, turns, shared, threads, limit,
+                       multiprocessors, cluster)
+    return Plan(ns, tile, rows, ring // HALF_SIZE, P, 0, 0, shared, near, cluster, part, folded, origins)
 
 
 def forecast(kernel, blocks, P, tile, itemsize, arrays, again, turns, distant, shared, threads, limit, multiprocessors):
     """Nanoseconds; again: how many arrays are read once more; distant: turns of a thread that shared memory lacks."""
-    resident = max(1, min((limit + SHARED_RESERVED) // (shared + SHARED_RESERVED),
-                          REGISTERS // (kernel.registers * threads), 32))
+    resident = resident_blocks(kernel.registers, shared, threads, limit)
     waves, each = -(-blocks // (resident * multiprocessors)), -(-blocks // multiprocessors)
     nbytes, sectors = P * tile * itemsize, P * SECTOR * pixel_sectors(tile, itemsize)
     total = blocks * (arrays + 1) * nbytes
@@ -158,6 +186,26 @@ def forecast(kernel, blocks, P, tile, itemsize, arrays, again, turns, distant, s
     arithmetic = max(each * P * tile * kernel.element, waves * alone)
     exposed = min(memory, arithmetic) / (2 * min(resident, waves))
     return LAUNCH + max(memory, arithmetic) + exposed + waves * kernel.latency
+
+
+def forecast_half(backward, blocks, elements, part, turns, shared, threads, limit, multiprocessors, cluster):
+    """Nanoseconds of a kernel of 16 bits; elements: of a block."""
+    kernel, arrays = (BACKWARD_HALF, 2) if backward else (FORWARD_HALF, 1)
+    resident = resident_blocks(kernel.registers, shared, threads, limit)
+    waves, each = -(-blocks // (resident * multiprocessors)), -(-blocks // multiprocessors)
+    nbytes = (arrays + 1) * elements * HALF_SIZE
+    total = blocks * nbytes
+    memory = max(total / (HALF_MEMORY if total > HALF_L2_BYTES else HALF_L2), each * nbytes / HALF_MULTIPROCESSOR)
+    memory *= SIXTEEN if part == CHANNELS[0] else 1
+    arithmetic = max(each * elements * kernel.element, waves * turns * kernel.turn)
+    exposed = EXPOSED * min(memory, arithmetic) / min(resident, waves)
+    wave = kernel.latency + OF_WARP * threads // WARP + (OF_CLUSTER * cluster.bit_length() if cluster > 1 else 0)
+    return kernel.launch + max(memory, arithmetic) + exposed + waves * wave
+
+
+def resident_blocks(registers, shared, threads, limit):
+    """How many blocks a multiprocessor holds at once; registers: of a thread."""
+    return max(1, min((limit + SHARED_RESERVED) // (shared + SHARED_RESERVED), REGISTERS // (registers * threads), 32))
 
 
 @functools.cache
@@ -171,13 +219,10 @@ def choose_plan(B, P, C, width, itemsize, backward, limit=HOPPER_SHARED, multipr
     tiles = [n for n in range(unit, min(C, VECTOR * THREADS) + 1, unit) if C % n == 0]
     plans = [make_plan(B, P, C, width, itemsize, backward, tile, threads, limit, multiprocessors)
              for tile in tiles for threads in (*FEW_THREADS, THREADS)]
-    if backward:
-        for cluster in (1, *BLOCKS) if clusters else (1,):  # no more blocks than are needed to keep everything
-            sixteens = [make_plan_half(B, P, C, width, itemsize, team, limit, multiprocessors, cluster)
-                        for team in TEAMS]
-            if any(sixteens):
-                plans += sixteens
-                break
+    for part in CHANNELS if itemsize == 2 else ():
+        for cluster in (1, *BLOCKS) if clusters else (1,):
+            plans += [make_plan_half(B, P, C, width, backward, part, team, limit, multiprocessors, cluster)
+                      for team in TEAMS]
     return min((p for p in plans if p is not None), key=lambda p: p.ns, default=None)
 
 
@@ -196,4 +241,4 @@ def plan_for(x, width, backward):
         return None
     return choose_plan(assumed(B), x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(first),
                        multiprocessors_of(first),
-                       supports(first, groupnorm_backward_clusters))
+                       supports(first, BACKWARD_CLUSTERS))

@@ -6,11 +6,10 @@ from numdiff.kernels import groupnorm as GN
 from numdiff.kernels import reduce as R
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import add_forward
-from numdiff.kernels.groupnorm import cpu, normalise
-from numdiff.kernels.groupnorm import one_pass_backward as one_pass_backward_file
+from numdiff.kernels.groupnorm import cpu, normalise, one_pass_launch
 from numdiff.kernels.groupnorm import plan as planning
-from numdiff.kernels.groupnorm.one_pass import one_pass_forward
-from numdiff.kernels.groupnorm.one_pass_backward import COUNTERS, counters, one_pass_backward
+from numdiff.kernels.groupnorm.one_pass_backward import COUNTERS, counters
+from numdiff.kernels.groupnorm.one_pass_launch import one_pass_backward, one_pass_forward
 from numdiff.kernels.second_pass import add_parts
 from tests.conftest import large, numerical_gradient, on, quick, relative_error, shapes, versions, where
 
@@ -212,7 +211,7 @@ def test_gradients_that_are_neighbours_take_one_sum(engine, rng, monkeypatch):
     x, weight, bias, dy, groups = make(rng, (3, 2, 4, 32, 8))
     mean, rstd = GN.groupnorm_forward_reference(x, weight, bias, groups)[1:]
     counts = []
-    monkeypatch.setattr(one_pass_backward_file, "add_parts",
+    monkeypatch.setattr(one_pass_launch, "add_parts",
                         lambda sums, waits, plain=add_parts: counts.append(len(sums)) or plain(sums, waits))
 
     def run(dweight, dbias):
