@@ -1,9 +1,10 @@
-"""Time GroupNorm with SiLU, one kernel (version 3) against three (version 2), on the UNet's shapes in float16.
+"""Time GroupNorm with SiLU on the UNet's shapes: one kernel (version 3) against three (version 2).
 
     python -m tests.kernels.benchmark_groupnorm                      every shape, forward and backward
     python -m tests.kernels.benchmark_groupnorm --only 64x64 back    rows whose name has all of these words
     python -m tests.kernels.benchmark_groupnorm --tiles              also version 3 with every cut by parts that fits
     python -m tests.kernels.benchmark_groupnorm --tiles --every      also with every other tile
+    python -m tests.kernels.benchmark_groupnorm --float32            in float32
     python -m tests.kernels.benchmark_groupnorm --residual           the backward adds what has arrived already
     python -m tests.kernels.benchmark_groupnorm --two                as --residual, two such gradients
 
@@ -43,7 +44,8 @@ def all_plans(x, backward):
             if plan is not None:
                 yield plan
     seen = set()
-    for part, cluster, team in product(planning.CHANNELS, (1, *planning.BLOCKS), planning.TEAMS):
+    for part, cluster, team in product(planning.CHANNELS if x.itemsize == 2 else (), (1, *planning.BLOCKS),
+                                       planning.TEAMS):
         plan = planning.make_plan_half(B, P, C, width, backward, part, team, HOPPER_SHARED, planning.MULTIPROCESSORS,
                                        cluster)
         if plan is not None and plan not in seen:
@@ -61,13 +63,15 @@ def main():
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--every", action="store_true")
+    parser.add_argument("--float32", action="store_true")
     parser.add_argument("--residual", action="store_true")
     parser.add_argument("--two", action="store_true")
     options = parser.parse_args()
     residuals = 2 if options.two else int(options.residual)
     gpu, rng = get_gpu(), np.random.default_rng(0)
     arena = gpu.new_arena()
-    print(gpu.device_name, f"batch {BATCH}, float16, SiLU")
+    dtype = np.float32 if options.float32 else np.float16
+    print(gpu.device_name, f"batch {BATCH}, {np.dtype(dtype)}, SiLU")
     print(f"{'shape and pass':22} {'version':>36} {'µs':>7} {'TB/s':>6} {'roof':>6} {'forecast':>9} {'error':>8}")
     for size, C in SHAPES:
         x = dy = None
@@ -76,7 +80,7 @@ def main():
             if not all(word in title for word in options.only):
                 continue
             if x is None:
-                x, dy = (rng.standard_normal((BATCH, size, size, C), dtype=np.float32).astype(np.float16)
+                x, dy = (rng.standard_normal((BATCH, size, size, C), dtype=np.float32).astype(dtype)
                          for _ in range(2))
                 weight, bias = 1 + 0.1 * rng.standard_normal((2, C)).astype(np.float32)
                 first = [a[:1].astype(np.float64) for a in (dy, x)] + [weight.astype(np.float64), bias.astype(float)]
@@ -101,12 +105,12 @@ def main():
                         GN.groupnorm_forward(x, weight, bias, GROUPS, silu=True, version=version))[0]
 
             chosen = planning.plan_for(dx_, C // GROUPS, backward)
-            estimate = planning.version_2_estimate(BATCH, size * size, C, 2, backward)
+            estimate = planning.version_2_estimate(BATCH, size * size, C, x.itemsize, backward)
             jobs = [("2", estimate, lambda: call(2)), (None, chosen, lambda: call(3))]
             if options.tiles:
                 jobs += [(None, plan, lambda plan=plan: call(3, plan)) for plan in all_plans(dx_, backward)
                          if plan.part or options.every]
-            nbytes = (3 + residuals if backward else 2) * x.size * 2
+            nbytes = (3 + residuals if backward else 2) * x.nbytes
             errors = [relative_error(function(), dx if backward else y) for *_, function in jobs]
             times = measured([(replay(gpu, arena, function), lambda: synchronize(gpu)) for *_, function in jobs])
             for (name, plan, _), us, error in zip(jobs, times, errors, strict=True):

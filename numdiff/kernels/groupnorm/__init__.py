@@ -7,9 +7,12 @@
     vectors.py             what the one-pass kernels share: eight channels a thread
     one_pass.py        v3  everything kept in shared memory
     one_pass_backward.py  v3  the same backward; the last block adds the parameters' gradients
-    one_pass_half.py   v3  the float16 backward, sixteen channels a block
-    clusters.py        v3  one image shared by the blocks of a cluster
+    warp_sums.py           what the kernels of 16 bits share: warps with a part of the channels
+    one_pass_half_forward.py  v3  the forward of 16 bits, with one barrier
+    one_pass_half.py   v3  the backward of 16 bits
+    clusters.py        v3  both, with an image shared by the blocks of a cluster
     plan.py                which tile version 3 gets, and whether it is worth it
+    one_pass_launch.py     version 3's launches
     normalise.py       v4  with statistics that the convolution left
     launcher.py        which of them runs
 

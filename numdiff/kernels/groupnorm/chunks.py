@@ -11,11 +11,11 @@ VERSIONS
     v2 chunked: blocks own a chunk of pixels with up to 256 channels, so all loads are whole and 16 bytes wide.
        Statistics of chunks are joined by a small kernel in between; x is read twice, y written once.
 MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
+    NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files
     groupnorm_forward, 32×64×64×64, 64, silu, float16
-        v2      31.8 µs    1,055 GB/s   26 % of memory   4.70 × v1   337 % of PyTorch
+        v2      34.4 µs      975 GB/s   33 % of memory   4.71 × v1   326 % of PyTorch
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v2      57.0 µs      883 GB/s   21 % of memory   3.81 × v1
+        v2      62.0 µs      812 GB/s   28 % of memory   3.74 × v1
 LAUNCH
     grid (chunks, channel tiles, B), 256 threads, 4 or 8 KiB; between its passes grid (G, B), 64 threads
 DETERMINISM

@@ -7,11 +7,11 @@ VERSIONS
        only 8 to 64 bytes at each pixel: the memory delivers whole sectors of 32 bytes, whose rest another block fetches
        again.
 MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
+    NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files
     groupnorm_forward, 32×64×64×64, 64, silu, float16
-        v1       149 µs      225 GB/s    5 % of memory    72 % of PyTorch
+        v1       162 µs      207 GB/s    7 % of memory    69 % of PyTorch
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v1       217 µs      232 GB/s    6 % of memory
+        v1       232 µs      217 GB/s    7 % of memory
 LAUNCH
     grid (G, B), 256 threads, 1 KiB of shared memory; backward 2 KiB
 DETERMINISM

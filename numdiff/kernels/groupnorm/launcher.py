@@ -8,23 +8,23 @@ VERSIONS
     v2 chunked: blocks own a chunk of pixels with all channels (chunks.py).
     v3 one-pass: a block keeps some groups of a sample in shared memory: one kernel a pass, x read once, the last block
        adds the parameters' gradients (one_pass.py, one_pass_backward.py), or a later launch does, with other layers'
-       (one_pass_half.py, in float16). C a multiple of 8. Taken where `choose_plan` (plan.py) forecasts less than
+       (one_pass_half.py, in 16 bits). C a multiple of 8. Taken where `choose_plan` (plan.py) forecasts less than
        `version_2_estimate`: not where its blocks would be too few, or each much larger than shared memory.
     v4 known-statistics: forward, where a convolution left the statistics beside its float16 result: reads and writes
        in turn (normalise.py).
     Arrays of the host: cpu.py.
 MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     groupnorm_forward, 32×64×64×64, 64, silu, float16
-        v1       149 µs      225 GB/s    5 % of memory    72 % of PyTorch
-        v2      31.8 µs    1,055 GB/s   26 % of memory   4.70 × v1   337 % of PyTorch
-        v3*     16.8 µs    1,996 GB/s   49 % of memory   1.89 × v2   638 % of PyTorch
+        v1       162 µs      207 GB/s    7 % of memory    69 % of PyTorch
+        v2      34.4 µs      975 GB/s   33 % of memory   4.71 × v1   326 % of PyTorch
+        v3*     15.7 µs    2,133 GB/s   73 % of memory   2.19 × v2   713 % of PyTorch
     groupnorm_forward, 32×64×64×64, 64, silu, float16 (statistics known)
-        v4*     13.9 µs    2,453 GB/s   60 % of memory   798 % of PyTorch
+        v4*     14.2 µs    2,396 GB/s   82 % of memory   800 % of PyTorch
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v1       217 µs      232 GB/s    6 % of memory
-        v2      57.0 µs      883 GB/s   21 % of memory   3.81 × v1
-        v3*     23.9 µs    2,109 GB/s   51 % of memory   2.39 × v2
+        v1       232 µs      217 GB/s    7 % of memory
+        v2      62.0 µs      812 GB/s   28 % of memory   3.74 × v1
+        v3*     28.0 µs    1,796 GB/s   61 % of memory   2.21 × v2
 DETERMINISM
     no atomics on numbers: sums of threads, chunks, groups and samples are added in an order that the shape and the
     size of the device decide.

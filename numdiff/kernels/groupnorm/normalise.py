@@ -16,9 +16,9 @@ STATISTICS
     in rung 2). An upsampled image, each pixel four times, has the statistics of the small one. Each part of a `Pair`
     has statistics of its own.
 MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     groupnorm_forward, 32×64×64×64, 64, silu, float16 (statistics known)
-        v4*     13.9 µs    2,453 GB/s   60 % of memory   798 % of PyTorch
+        v4*     14.2 µs    2,396 GB/s   82 % of memory   800 % of PyTorch
 LAUNCH
     grid (pixels / (turns · rows), B), block (C / 8, rows): whole warps. A thread keeps eight channels, as in rung 3.
     Dynamic shared memory: two floats for each thread, channel and group.

@@ -18,9 +18,9 @@ TWO ARRAYS AS ONE
     once, at the start; a group may have channels of both. A single array is passed as the Pair of itself and itself,
     with the seam at C.
 MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    groupnorm_forward, 32×64×64×64, 64, silu, float16
-        v3*     16.8 µs    1,996 GB/s   49 % of memory   1.89 × v2   638 % of PyTorch
+    NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    groupnorm_forward, 32×64×64×64, 64, silu, float32
+        v3*     62.5 µs    1,073 GB/s   37 % of memory   0.81 × v2   235 % of PyTorch
 LAUNCH
     grid (C / tile, B), block (tile / 8, rows): whole warps, up to 512 threads. Dynamic shared memory: the sums of all
     threads (32 bytes each, backward 64), then pixels. `choose_plan` forecasts the time of every tile and takes the
@@ -43,7 +43,7 @@ SOURCE
     eq. 1.5 (sums of two parts joined); PTX ISA, sections 9.7.3 (rcp.approx.ftz.f32, tanh.approx.f32) and 9.7.9.25.3
     (cp.async).
 READ NEXT
-    warp_sums.py
+    one_pass_backward.py
 """
 import math
 from typing import NamedTuple

@@ -1,15 +1,13 @@
-"""GroupNorm's backward in one pass, 16 bits, sixteen channels a warp: one barrier, and copies a few turns ahead.
+"""GroupNorm's backward in one pass, 16 bits, by parts of 16 or 32 channels: one barrier, and copies a few turns ahead.
 
 WHAT IS NEW, AND WHY IT PAYS
     In the one-pass backward for any tile (one_pass_backward.py) memory is idle half of the time. Here:
-    Sums are joined once. In a turn a warp has 16 channels of 16 pixels, two threads a pixel, and each thread has 16
-    sums (two for each of its eight channels). In four steps threads exchange halves of what they have, 8 + 4 + 2 + 1
-    shuffles, until each lane has one of the warp's 32 sums; in shared memory those of g · (x - mean) come first, then
-    those of g. Each warp then adds up the sums of all warps for itself and gets its averages by shuffles: one barrier
-    instead of three, and 2 KiB of shared memory instead of 32. Where the size of a group does not divide 16, a tile is
-    as many sixteens (`parts`) as make whole groups, and a second barrier joins the groups that lie in two parts.
-    Everything is kept. Of 64×64 pixels of x and dy all but an eighth now fit in shared memory, and that eighth is kept
-    in registers (`near` turns of a thread, at most two): nothing is read twice, and nothing is loaded late.
+    Sums are joined once (warp_sums.py), those of g · x and of g: one barrier instead of three, and 2 KiB of shared
+    memory instead of 32. Groups that lie in several parts of a tile are joined after a second barrier.
+    Everything is kept. Of 64×64 pixels of x and dy all but an eighth fit in shared memory, of 16 channels in a block's,
+    of 32 in those of two (clusters.py), and that eighth is kept in registers (`near` turns of a thread, at most two):
+    nothing is read twice, and nothing is loaded late. Shared memory is short then, so two warps share a place for their
+    sums (`folded`), one after the other.
     Copies are issued AHEAD turns ahead, one turn's with each turn that is worked on. Were all issued at once, a warp
     would have to issue its last copy before its first sum, and stall wherever no more may be in flight.
     Eight SiLU' side by side. A special function takes dozens of cycles; one channel after the other, as ptxas arranges
@@ -25,16 +23,15 @@ WHAT IS NEW, AND WHY IT PAYS
     The mean is part of the shift: z = x · scale + shift, and the sums are of g · x, from which a thread takes away mean
     · Σg once it has seen its pixels, a few dozen. The error, 2⁻²⁴ of x, is far below the 2⁻¹¹ of float16 itself.
     dx is two products: g · scale + (x · slope + offset), where slope and offset contain both averages and the mean.
-    From sm_90 on, up to eight blocks (a cluster) share a tile's pixels where one block has no room for them: after the
-    barrier each leaves its sums in shared memory, where the others read them (clusters.py).
 MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
+    NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v3*     23.9 µs    2,109 GB/s   51 % of memory   2.39 × v2
+        v3*     28.0 µs    1,796 GB/s   61 % of memory   2.21 × v2
 LAUNCH
     grid (C / tile, B, blocks of a cluster); a block has parts · team warps: warp w has part w % parts, and of each turn
-    the 16 pixels number w // parts. Dynamic shared memory: 128 bytes for each warp, 128 more for each of several parts,
-    128 more for each part in a cluster, then the pixels. 128 registers: four warps in each quarter of a multiprocessor.
+    the PIXELS pixels number w // parts. Dynamic shared memory: 8 bytes for each warp and channel of a part, half of it
+    where `folded`, 8 more for each channel of several parts, 8 more for each in a cluster, then the pixels. 128
+    registers: four warps in each quarter of a multiprocessor.
 DETERMINISM, ACCURACY, COST, SOURCE
     as one_pass_backward.py
 READ NEXT
@@ -69,6 +66,7 @@ from .warp_sums import (
     LANES,
     MAX_THREADS,
     PART,
+    has_own_channel,
     locate_pixels,
     sums_of_cluster,
     sums_of_group,
@@ -411,7 +409,7 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, shape, 
     if CLUSTERS:
         gx, g = sums_of_cluster(sums, (gx, g), cut, me)
     gx *= mine.rstd  # xhat = (x - mean) · rstd
-    if me.warp < cut.parts and me.lane < PART and cuda.blockIdx.z == 0:  # a cluster's are written by its first block
+    if me.warp < cut.parts and has_own_channel(me) and cuda.blockIdx.z == 0:  # one block of a cluster writes
         at = b * cut.sample + channel
         totals[at], totals[at + cut.bias] = gx, g
     pixels = int32(P * cuda.gridDim.z) if CLUSTERS else P

@@ -15,6 +15,8 @@ barrier is enough; where blocks of a cluster share the pixels, those of all bloc
 
 SOURCE
     one_pass.py
+READ NEXT
+    one_pass_half_forward.py
 """
 from typing import NamedTuple
 
@@ -89,9 +91,15 @@ def warp_sum(values, lane):
 
 
 @cuda.jit(device=True, forceinline=True)
+def has_own_channel(me):
+    """Whether no lane before this one has the same channel."""
+    return PART == WARP or me.lane < PART
+
+
+@cuda.jit(device=True, forceinline=True)
 def put_pair(sums, at, pair, me):
-    """Leave two numbers of each channel of a part in shared memory; the lanes from PART on have the same as others."""
-    if PART == WARP or me.lane < PART:
+    """Leave two numbers of each channel of a part in shared memory."""
+    if has_own_channel(me):
         sums[at], sums[at + 1] = pair
 
 
@@ -122,7 +130,7 @@ def sums_of_warps(sums, first, second, cut, me):
         put_pair(sums, at, (a, b), me)
     if cut.folded:
         cuda.syncthreads()
-        if not shares:
+        if not shares and has_own_channel(me):
             a, b = a + sums[at], b + sums[at + 1]
     if not shares:
         put_pair(sums, at, (a, b), me)
