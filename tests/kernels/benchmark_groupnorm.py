@@ -44,7 +44,7 @@ def all_plans(x, backward):
             if plan is not None:
                 yield plan
     seen = set()
-    for part, cluster, team in product(planning.CHANNELS if x.itemsize == 2 else (), (1, *planning.BLOCKS),
+    for part, cluster, team in product(planning.CHANNELS if x.dtype.itemsize == 2 else (), (1, *planning.BLOCKS),
                                        planning.TEAMS):
         plan = planning.make_plan_half(B, P, C, width, backward, part, team, HOPPER_SHARED, planning.MULTIPROCESSORS,
                                        cluster)
@@ -105,7 +105,7 @@ def main():
                         GN.groupnorm_forward(x, weight, bias, GROUPS, silu=True, version=version))[0]
 
             chosen = planning.plan_for(dx_, C // GROUPS, backward)
-            estimate = planning.version_2_estimate(BATCH, size * size, C, x.itemsize, backward)
+            estimate = planning.version_2_estimate(BATCH, size * size, C, x.dtype.itemsize, backward)
             jobs = [("2", estimate, lambda: call(2)), (None, chosen, lambda: call(3))]
             if options.tiles:
                 jobs += [(None, plan, lambda plan=plan: call(3, plan)) for plan in all_plans(dx_, backward)
