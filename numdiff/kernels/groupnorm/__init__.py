@@ -10,7 +10,7 @@
     warp_sums.py           what the kernels of 16 bits share: warps with a part of the channels
     one_pass_half_forward.py  v3  the forward of 16 bits, with one barrier
     one_pass_half.py   v3  the backward of 16 bits
-    clusters.py        v3  both, with an image shared by the blocks of a cluster
+    clusters.py        v3  those two, with an image shared by the blocks of a cluster
     plan.py                which tile version 3 gets, and whether it is worth it
     one_pass_launch.py     version 3's launches
     normalise.py       v4  with statistics that the convolution left
