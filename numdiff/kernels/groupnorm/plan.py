@@ -41,10 +41,11 @@ L2 = 4500  # bytes per ns, of those that it holds
 L2_BYTES = 40 << 20
 ONE_MULTIPROCESSOR = 34  # bytes per ns that one of them can take, however idle the others are
 SECTOR = 32  # bytes that memory delivers together
+ONE_SECTOR = 0.6  # of the time of memory, what comes on top where a pixel is one sector; half of it where it is two …
 LAUNCH = 2500  # ns from the end of one kernel to the start of the next, filling and draining included
 DISTANT_TURN = 900  # ns of a turn whose pixel a thread loads only when it needs it
 MOST_PIXELS = 256  # of a thread in the forward: its squares are about the first of them (one_pass.py, ACCURACY)
-VERSION_2_LAUNCH, VERSION_2_MEMORY = 4400, 2000  # ns; bytes per ns
+VERSION_2_LAUNCH, VERSION_2_MEMORY = 4400, {2: 2000, 4: 2700}  # ns; bytes per ns, by bytes of a number
 
 
 class Kernel(NamedTuple):
@@ -182,6 +183,7 @@ def forecast(kernel, blocks, P, tile, itemsize, arrays, again, turns, distant, s
     total = blocks * (arrays + 1) * nbytes
     memory = max((total + blocks * again * nbytes) / (MEMORY if total > L2_BYTES else L2),
                  each * (arrays + again + 1) * sectors / ONE_MULTIPROCESSOR)
+    memory *= 1 + ONE_SECTOR * SECTOR / (tile * itemsize)
     alone = turns * kernel.turn + distant * kernel.sweeps * DISTANT_TURN
     arithmetic = max(each * P * tile * kernel.element, waves * alone)
     exposed = min(memory, arithmetic) / (2 * min(resident, waves))
@@ -229,7 +231,7 @@ def choose_plan(B, P, C, width, itemsize, backward, limit=HOPPER_SHARED, multipr
 def version_2_estimate(B, P, C, itemsize, backward):
     """Nanoseconds of version 2: its launches wait for each other, and x (and dy) is read twice."""
     launches, passes = (4, 5) if backward else (3, 3)
-    return launches * VERSION_2_LAUNCH + passes * B * P * C * itemsize / VERSION_2_MEMORY
+    return launches * VERSION_2_LAUNCH + passes * B * P * C * itemsize / VERSION_2_MEMORY[itemsize]
 
 
 def plan_for(x, width, backward):
