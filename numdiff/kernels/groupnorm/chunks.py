@@ -13,9 +13,9 @@ VERSIONS
 MEASURED
     NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files
     groupnorm_forward, 32×64×64×64, 64, silu, float16
-        v2      34.4 µs      975 GB/s   33 % of memory   4.71 × v1   326 % of PyTorch
+        v2      34.2 µs      983 GB/s   33 % of memory   4.74 × v1   325 % of PyTorch
     groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v2      62.0 µs      812 GB/s   28 % of memory   3.74 × v1
+        v2      61.4 µs      820 GB/s   28 % of memory   3.76 × v1
 LAUNCH
     grid (chunks, channel tiles, B), 256 threads, 4 or 8 KiB; between its passes grid (G, B), 64 threads
 DETERMINISM
