@@ -290,17 +290,19 @@ class Output:
         resume=True)
     ema_snapshots: int = setting(16, "How often the averages of --ema-std are stored, evenly over --steps.", unit="N",
         low=1, high=1000, resume=True)
-    sample_every: int = setting(1000, "Steps between sample grids; 0: only at the end.", unit="STEPS", low=0,
-        high=MAX_COUNT, resume=True)
+    sample_every: int = setting(1000,
+        "Steps between sample grids and, with or without them, drawings of loss.png; 0: only at the end.",
+        unit="STEPS", low=0, high=MAX_COUNT, resume=True)
     sample_count: int = setting(64, "Images of a sample grid; 0: none.", unit="IMAGES", low=0, high=4096, resume=True)
-    sampler: str = setting("ddim", "How samples are made.", choices=SAMPLERS, resume=True)
+    sampler: str = setting("ddim", "How samples are made, by the run and by `numdiff sample`.",
+        choices=SAMPLERS, resume=True)
     sample_steps: int = setting(50, "Model evaluations for each sample.", unit="STEPS", low=1, high=100000,
         resume=True)
     cfg_scale: float | None = setting(None,
-        "Classifier-free guidance of the sample grids, for a model with --class-dropout: 1 is no guidance, more "
+        "Classifier-free guidance of samples, for a model with --class-dropout: 1 is no guidance, more "
         "exaggerates the class.", unit="SCALE", low=-1000, high=1000, resume=True)
     cfg_interval: tuple[float, ...] | None = setting(None,
-        "The noise levels sigma between which the sample grids are guided, such as 0.3,5; with --path linear sigma is "
+        "The noise levels sigma between which samples are guided, such as 0.3,5; with --path linear sigma is "
         "t / (1 - t).  [default: all]", unit="LOW,HIGH", low=0, resume=True)
     log_every: int = setting(50, "Steps between two lines of the log.", unit="STEPS", low=1, high=MAX_COUNT,
         resume=True)

@@ -1,5 +1,5 @@
-"""How a run drew its own pictures: its checkpoints tell (training/previews.py), and what samples from it does the same
-where nothing else is given."""
+"""How a run draws its own pictures, or would if it drew some: its checkpoints tell (training/previews.py), and what
+samples from it does the same where nothing else is given."""
 from .. import schema
 from ..errors import UsageError
 from .denoiser import check_interval

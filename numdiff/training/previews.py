@@ -14,12 +14,16 @@ def draws(options, model):
     return options.sample_count and model.in_channels in (1, 3)
 
 
-def told_by(options, model):
-    """{"pictures": how} of a run that draws some, for its checkpoints (diffusion/pictures.py); else {}."""
-    if not draws(options, model):
-        return {}
-    return {"pictures": {"sampler": options.sampler, "steps": options.sample_steps, "cfg_scale": options.cfg_scale,
-                         "cfg_interval": options.cfg_interval and list(options.cfg_interval)}}
+def told_by(options):
+    """{"pictures": how a run draws its own, or would}, for its checkpoints (diffusion/pictures.py)."""
+    told = how(options)
+    return {"pictures": {**told, "cfg_interval": told["cfg_interval"] and list(told["cfg_interval"])}}
+
+
+def how(options):
+    """What a run's options say of sampling, as arguments of `Sampling`."""
+    return {"sampler": options.sampler, "steps": options.sample_steps, "cfg_scale": options.cfg_scale,
+            "cfg_interval": options.cfg_interval}
 
 
 class Previews:
@@ -57,15 +61,16 @@ class Previews:
         labels = None
         if model.num_classes is not None:  # classes take turns over all images, whichever rank makes them
             labels = np.arange(self.first, self.stop, dtype=np.int32) % model.num_classes
-        return Sampling(model, self.stop - self.first, options.sample_steps, options.sampler,
-                        seed=self.seed + self.first, y=labels, cfg_scale=options.cfg_scale,
-                        cfg_interval=options.cfg_interval, batch=max(self.batch, step.microbatch), eager=options.eager,
-                        arena=step.arena)
+        return Sampling(model, self.stop - self.first, seed=self.seed + self.first, y=labels,
+                        batch=max(self.batch, step.microbatch), eager=options.eager, arena=step.arena, **how(options))
 
     def check(self):
-        """Raise a `UsageError` where no samples could be drawn so, which should be known before the first step."""
-        if draws(self.options, self.trainer.model) and self.stop > self.first:
-            with as_options():
+        """Raise a `UsageError` where no samples could be drawn so, by the run or from it, which should be known before
+        the first step."""
+        with as_options():
+            if not draws(self.options, self.trainer.model):
+                Sampling(self.trainer.model, 1, **how(self.options))  # as `numdiff sample` will
+            elif self.stop > self.first:
                 self._sampling = self._make_sampling()
 
     def rehearse(self):

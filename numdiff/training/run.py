@@ -289,12 +289,12 @@ def check_resumed_data(meta, trainer, path, new_data):
 
 
 def checkpoint_meta(trainer, options):
-    """What a checkpoint says about itself. "pictures": how this run draws its own, for `numdiff sample`."""
+    """What a checkpoint says about itself. "pictures": how samples are drawn, by the run and by `numdiff sample`."""
     model = trainer.model
     return {"model": model.kind, "model_options": model.options, "index": model.parameters.index,
             "diffusion": trainer.diffusion.options, "step": trainer.step, "classes": trainer.dataset.classes,
             "data": trainer.fingerprint, "seed": trainer.seed, "init": trainer.origin,
-            **told_by(options, model),
+            **told_by(options),
             **({"ema_std": list(stds)} if (stds := trainer.settings["ema_std"]) else {})}
 
 

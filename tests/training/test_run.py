@@ -22,6 +22,7 @@ from numdiff.training import run as run_module
 from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from numdiff.training.options import TrainOptions, resolve, resolve_resumed
 from numdiff.training.run import train
+from numdiff.training.sampling import sample_command
 from numdiff_cli.main import main
 from tests.conftest import exhaustive, exhaustively, needs
 from tests.distributed.test_distributed import COMMAND
@@ -374,3 +375,22 @@ def test_grids_are_drawn_with_guidance(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="holds none of the noise levels"):  # before there is a run folder
         run(tmp_path / "none", 2, cfg_interval=(1e5, 1e6), **how)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize("latents", [False, True])
+def test_a_run_without_pictures_says_how_to_sample_from_it(tmp_path, latents, rng):
+    how = {"class_cond": True, "class_dropout": 0.5, "cfg_scale": 2.0, "sampler": "euler", "sample_steps": 3}
+    if latents:
+        with h5py.File(tmp_path / "latents.h5", "w") as file:
+            file["images"], file["labels"] = rng.standard_normal((8, 8, 8, 4), np.float32), np.arange(8) % 2
+        how |= {"data": str(tmp_path / "latents.h5"), "flip": False}
+    else:
+        how["sample_count"] = 0
+    with pytest.raises(UsageError, match="--cfg-interval 1e\\+06,2e\\+06 holds none of the noise levels"):
+        run(tmp_path / "none", 2, cfg_interval=(1e6, 2e6), **how)
+    assert not (tmp_path / "none").exists()
+    folder, _ = run(tmp_path, 2, cfg_interval=(0.3, 1e3), **how)
+    said = []
+    sample_command(folder, count=2, device="cpu", npz=str(tmp_path / "a.npz"), echo=said.append)
+    assert "euler, 3 steps, guidance 2 for sigma 0.3 to 1000" in said[-1]
