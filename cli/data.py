@@ -19,12 +19,13 @@ def data():
 @click.argument("out", type=click.Path(), metavar="OUT.h5")
 @click.option("--size", type=click.IntRange(1, 1024), metavar="PX",
               help="Side of the images in pixels.  [default: their own, if all are square and of one size]")
-@click.option("--fit", type=click.Choice(["crop", "pad", "stretch"]), default="crop", show_default=True,
-              help="How to make images square: crop to the centre, pad with the background, or stretch.")
-@click.option("--rgb/--grey", "rgb", default=None,
-              help="Three channels or one.  [default: those of the first image]")
-@click.option("--background", metavar="COLOUR", default="white", show_default=True,
-              help="Colour behind transparent images: a name or #rrggbb.")
+@click.option("--fit", type=click.Choice(["crop", "pad", "stretch"]),
+              help="With --size: how to make images square: crop to the centre, pad with the background, or stretch.  "
+                   "[default: crop]")
+@click.option("--rgb", is_flag=True, help="Three channels.  [default: those of the first image]")
+@click.option("--grey", is_flag=True, help="One channel.")
+@click.option("--background", metavar="COLOUR",
+              help="Colour behind transparent images: a name or #rrggbb.  [default: white]")
 @click.option("--labels", metavar="auto|folders|prefix|none|FILE", default="auto", show_default=True,
               help="Where classes come from: sub-folders, the file names up to the first _ (cat_001.png), a .csv or "
                    ".json file, or none. auto: a labels.csv, labels.json or dataset.json among the images, else "
@@ -32,14 +33,16 @@ def data():
 @click.option("--class-order", type=click.Choice(["numbers", "words"]), default="numbers", show_default=True,
               help="Order of classes whose names are numbers: 0, 1, 2, 10, or 0, 1, 10, 2, as torchvision's "
                    "ImageFolder and guided-diffusion number them.")
-@click.option("--latents/--pixels", "latents", default=None,
-              help="Whether floats of an array or dataset are latents, used as they are, or pixels.  [default: judged "
-                   "by their values and channels, and reported]")
+@click.option("--latents", is_flag=True,
+              help="Floats of an array or dataset are latents, used as they are.  [default: judged by their values and "
+                   "channels, and reported]")
+@click.option("--pixels", is_flag=True, help="They are pixels.")
 @click.option("--float16", is_flag=True, help="Store latents as float16, in half the bytes.")
 @click.option("--gzip", is_flag=True, help="Pack the images. Drawings shrink to a quarter, photos hardly; reading "
               "takes several times as long.")
 @click.option("--force", is_flag=True, help="Replace OUT.h5 if it exists.")
-def import_command(source, out, size, fit, rgb, background, labels, class_order, latents, float16, gzip, force):
+def import_command(source, out, size, fit, rgb, grey, background, labels, class_order, latents, pixels, float16, gzip,
+                   force):
     """Write the images of SOURCE into the dataset file OUT.h5.
 
     SOURCE is a folder of images, a zip of one, cifar-10-python.tar.gz, MNIST's train-images-idx3-ubyte.gz (the labels
@@ -56,10 +59,13 @@ def import_command(source, out, size, fit, rgb, background, labels, class_order,
     from numdiff.data.importers import import_dataset
     from numdiff.progress_bar import tracked
 
-    channels = None if rgb is None else 3 if rgb else 1
+    from .settings import either
+
+    coloured = either("--rgb", rgb, "--grey", grey)
+    channels = None if coloured is None else 3 if coloured else 1
     report = import_dataset(source, out, size, fit, channels, background, labels, force,
-                            lambda items, total: tracked(items, total, "importing", "image"), class_order, latents,
-                            gzip, float16)
+                            lambda items, total: tracked(items, total, "importing", "image"), class_order,
+                            either("--latents", latents, "--pixels", pixels), gzip, float16)
     for sentence in report.sentences():
         echo(sentence)
 

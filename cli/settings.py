@@ -1,6 +1,7 @@
 """Command-line options from the table of settings (numdiff/settings.py), and commands from the kinds of models."""
 import click
 
+from numdiff.errors import UsageError
 from numdiff.settings import flag
 from numdiff.training import kinds
 from numdiff.training.options import settings_of, table
@@ -85,6 +86,13 @@ class KindGroup(Group):
         return self._made[name][1] if kind is not None else None
 
 
+def either(yes, given, no, otherwise):
+    """True where the flag `yes` was given, False where `no` was, None without both; they exclude each other."""
+    if given and otherwise:
+        raise UsageError(f"{yes} and {no} exclude each other: give one of them.")
+    return True if given else False if otherwise else None
+
+
 def kind_command(kind, command, *names, options=(), run):
     """A subcommand: the text of `command` from the record of the kind, the kind's settings as options, further ones.
 
@@ -100,12 +108,20 @@ def kind_command(kind, command, *names, options=(), run):
 
 
 def classes_by_number(model, given):
-    """`--classes 1000` of a kind that may have any number of classes is their number; else they are names."""
+    """`--classes 1000` of a kind that may have any number of classes is their number; else they are names.
+
+    A `UsageError` where a class of the data has that number for its name.
+    """
     names = given.get("classes")
-    by_number = "num_classes" in kinds.get(model).table
-    if by_number and names and len(names) == 1 and names[0].isdecimal() and len(names[0]) < 19:
-        return {**given, "classes": None, "num_classes": int(names[0])}
-    return given
+    by_number = "num_classes" in kinds.get(model).table and given.get("num_classes") is None
+    if not (by_number and names and len(names) == 1 and names[0].isdecimal() and len(names[0]) < 19):
+        return given
+    from numdiff.data.folders import class_names
+    if names[0] in class_names(given.get("data")):
+        raise UsageError(f"--classes {names[0]} may mean {int(names[0])} classes, or the one that is called "
+                         f"{names[0]}: give --num-classes {int(names[0])}, or --classes {names[0]},{names[0]} for "
+                         "that one.")
+    return {**given, "classes": None, "num_classes": int(names[0])}
 
 
 def settings(*names, model=None):

@@ -5,6 +5,7 @@
 The file's name holds two digests: of the folder's path and the image size, and of all files' names, sizes and times. So
 another picture in the folder means another file, and the one before is removed.
 """
+import contextlib
 import functools
 import hashlib
 import json
@@ -20,7 +21,7 @@ from ..files import cache_root, cannot_write
 from ..progress import tick
 from ..progress_bar import tracked
 from . import dataset
-from .importers import import_dataset
+from .importers import import_dataset, open_source
 from .importers.pictures import Mixed
 from .importers.tree import Folder
 
@@ -40,6 +41,18 @@ def open_dataset(path: str | os.PathLike | None = None, image_size: int | None =
     if isinstance(path, str | os.PathLike) and os.path.isdir(path):
         path = decoded(path, image_size)
     return dataset.open_dataset(path, image_size, classes)
+
+
+def class_names(path=None):
+    """The names of the classes of what `open_dataset` takes, of which no image is read; none where it takes nothing."""
+    try:
+        if path is not None and os.path.isdir(path):
+            with contextlib.closing(open_source(path)) as source:
+                return source.classes or []
+        with dataset.Dataset(path or dataset.default_path(), in_memory=False) as file:
+            return file.classes
+    except NumdiffError:  # which training will tell
+        return []
 
 
 def decoded(folder, image_size=None, say=None):

@@ -53,8 +53,8 @@ def build_dataset(options):
         raise UsageError(f"--channels {options.channels}: the images of {dataset.path!r} have {dataset.channels}; "
                          "leave it out, or give other --data.")
     if options.class_cond and options.num_classes is not None and options.num_classes < len(dataset.classes):
-        raise UsageError(f"--classes {options.num_classes}: {dataset.path!r} has {len(dataset.classes)} classes; give "
-                         "that number or more, or the names of those to train on.")
+        raise UsageError(f"--num-classes {options.num_classes}: {dataset.path!r} has {len(dataset.classes)} classes; "
+                         "give that number or more, or --classes with the names of those to train on.")
     if dataset.dtype != np.uint8 and options.flip:
         raise UsageError(f"--flip mirrors pixels, and the images of {dataset.path!r} are {dataset.dtype}, as latents "
                          "are, which do not mirror: give --no-flip.")

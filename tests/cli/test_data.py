@@ -95,6 +95,16 @@ def test_wrong_usage(run, arguments):
     assert result.exit_code == 2 and "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("arguments, message", [
+    (("--rgb", "--grey"), "--rgb and --grey exclude each other"),
+    (("--latents", "--pixels"), "--latents and --pixels exclude each other"),
+    (("--fit", "pad"), "--fit pad needs --size")])
+def test_options_that_do_not_go_together(run, pictures, arguments, message):
+    result = run("import", pictures, "a.h5", *arguments)
+    assert isinstance(result.exception, UsageError) and message in str(result.exception)
+    assert not os.path.exists("a.h5")
+
+
 def test_help_says_what_can_be_imported(run):
     text = run("import", "--help").output
     assert all(word in text for word in ("zip", "cifar-10-python.tar.gz", "idx", ".npz", ".bin", "--labels", "--size"))

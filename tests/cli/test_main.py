@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 import numdiff
 from numdiff.errors import NumdiffError, UsageError
@@ -181,7 +182,12 @@ BAD_INPUT = [  # arguments, exit code, what the message says
     ("train dit --hidden-size 100", 2, "--hidden-size 100 must be a multiple of 4 and of --heads 6; use 96."),
     ("train dit --mlp-ratio 0.001", 2, "--mlp-ratio 0.001 leaves the MLP no channel"),
     ("train dit --class-dropout 1", 2, "--class-dropout"),
-    ("train dit --classes 2", 2, "has 9 classes; give that number or more"),
+    ("train dit --classes 2", 2, "--num-classes 2: '"),
+    ("train dit --num-classes 2", 2, "has 9 classes; give that number or more, or --classes with the names"),
+    ("train dit --classes 7 --data {tmp}/numbers.h5", 2, "--classes 7 may mean 7 classes, or the one that is called 7: "
+                                                         "give --num-classes 7, or --classes 7,7 for that one."),
+    ("train dit --classes 7 --data {tmp}/numbers", 2, "--classes 7 may mean 7 classes"),
+    ("train dit --classes 8 --num-classes 2", 2, "has no class '8'"),
     ("train dit --classes 0", 2, "--num-classes 0 must be at least 1"),
     ("train dit --classes 9 --no-class-cond", 2, "--num-classes needs --class-cond"),
     ("train dit --classes Smileys", 2, "has no class 'Smileys'"),
@@ -208,11 +214,15 @@ BAD_INPUT = [  # arguments, exit code, what the message says
 def write_datasets(folder):
     for name, images, labels in (("plain", np.zeros((4, 32, 32, 3), np.uint8), None),
                                  ("wrong", np.zeros((4, 32, 32, 3), np.uint8), [0, 2, 1, 1]),
-                                 ("latents", np.zeros((4, 8, 8, 4), np.float32), [0, 0, 1, 1])):
+                                 ("latents", np.zeros((4, 8, 8, 4), np.float32), [0, 0, 1, 1]),
+                                 ("numbers", np.zeros((4, 8, 8, 3), np.uint8), [0, 0, 1, 1])):
         with h5py.File(folder / f"{name}.h5", "w") as file:
             file["images"] = images
             if labels:
-                file["labels"], file.attrs["classes"] = labels, ["a", "b"]
+                file["labels"], file.attrs["classes"] = labels, ["7", "40"] if name == "numbers" else ["a", "b"]
+    for name in ("7", "40"):
+        (folder / "numbers" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(folder / "numbers" / name / "a.png")
 
 
 def write_models(folder):

@@ -794,6 +794,7 @@ def test_latents(tmp_path, out, rng, dtype, channels, form):
     import_dataset(path, out, labels="none", size=8, force=True)
     assert contents(out)[1] is None
     for options, message in (({"size": 16}, "leave --size out"), ({"channels": 3}, "leave --rgb and --grey out"),
+                             ({"fit": "pad"}, "leave --fit out"), ({"background": "red"}, "leave --background out"),
                              ({"latents": False}, "bring it to 0 … 255|of 1 to 4 channels")):
         with pytest.raises(NumdiffError, match=message):
             import_dataset(path, out, force=True, **options)

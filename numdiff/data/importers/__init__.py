@@ -82,22 +82,22 @@ def _left_out(n, noun):
     return f"{n:,} {noun} was left out" if n == 1 else f"{n:,} {noun}s were left out"
 
 
-def import_dataset(source, out, size=None, fit="crop", channels=None, background="white", labels="auto", force=False,
+def import_dataset(source, out, size=None, fit=None, channels=None, background=None, labels="auto", force=False,
                    progress=None, order="numbers", latents=None, gzip=False, float16=False,
                    strict=False, size_flag="--size"):
     """Read the images of `source`, write them to the HDF5 file `out`, and return a `Report`.
 
     size: side in pixels; None keeps the images' own size, which must then be one and square. fit: how an image that is
-    not square is brought to `size`: "crop" (the square in the middle), "pad" (bars of the background) or "stretch".
-    channels: 1 grey, 3 RGB, None what the first image has. background: the colour under transparent images.
-    labels: "auto" (a labels file if there is one, else sub-folders), "folders", "prefix" (of the files' names, up to
-    the first _), "none", or the path of a labels file. force: replace `out`. progress: wraps the iterator over the
-    images, called as progress(iterator, total). order: of classes whose names are integers, "numbers" (0, 1, 2, 10) or
-    "words" (0, 1, 10, 2, as torchvision and guided-diffusion number them). latents: whether floats of an array are
-    latents, which are written as they are, or pixels; None tells them apart by their channels and values (arrays.py),
-    and the report says so. gzip: pack the images: smaller where they are drawings, slower to read (../README.md).
-    float16: store latents in half the bytes, rounded. strict: unreadable images are an error. size_flag: what `size`
-    is called in messages.
+    not square is brought to `size`: "crop" (the square in the middle, also for None), "pad" (bars of the background) or
+    "stretch". channels: 1 grey, 3 RGB, None what the first image has. background: the colour under transparent images,
+    None for white. labels: "auto" (a labels file if there is one, else sub-folders), "folders", "prefix" (of the files'
+    names, up to the first _), "none", or the path of a labels file. force: replace `out`. progress: wraps the
+    iterator over the images, called as progress(iterator, total). order: of classes whose names are integers, "numbers"
+    (0, 1, 2, 10) or "words" (0, 1, 10, 2, as torchvision and guided-diffusion number them). latents: whether floats of
+    an array are latents, which are written as they are, or pixels; None tells them apart by their channels and values
+    (arrays.py), and the report says so. gzip: pack the images: smaller where they are drawings, slower to read
+    (../README.md). float16: store latents in half the bytes, rounded. strict: unreadable images are an error.
+    size_flag: what `size` is called in messages.
     """
     fitting = Fitting(size, fit, channels, background, size_flag)
     with Writer(out, force, gzip) as writer, quiet():
@@ -106,10 +106,13 @@ def import_dataset(source, out, size=None, fit="crop", channels=None, background
         opened = open_source(source, str(labels), order, latents)
         with contextlib.closing(opened):
             if opened.latents:
-                fitting = AsTheyAre(source, size, channels, float16)
+                fitting = AsTheyAre(source, size, channels, fit, background, float16)
             elif float16:
                 raise UsageError(f"--float16 is for latents, and {str(source)!r} holds pixels, which take a byte each: "
                                  "leave it out.")
+            elif fit is not None and size is None:
+                raise UsageError(f"--fit {fit} needs {size_flag}, the size that images are brought to: add it, or "
+                                 "leave this out.")
             report = Report(str(out), opened.kind, "latents" if opened.latents else "images", classes=opened.classes,
                             counts=[0] * len(opened.classes or ()), ignored=opened.ignored, notes=opened.notes)
             items = opened.items if progress is None else progress(opened.items, opened.count)

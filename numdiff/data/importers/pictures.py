@@ -36,14 +36,14 @@ class Mixed(UsageError):
 class Fitting:
     """Brings every image to one size and one number of channels; the first image decides what the user left open."""
 
-    def __init__(self, size=None, fit="crop", channels=None, background="white", size_flag="--size"):
+    def __init__(self, size=None, fit=None, channels=None, background=None, size_flag="--size"):
         """size_flag: the option that gives the size, for messages."""
         if size is not None and not 1 <= size <= LARGEST:
             raise UsageError(f"{size_flag} {size} is out of range: use 1 to {LARGEST} pixels.")
-        if fit not in FITS:
+        if fit not in (None, *FITS):
             raise UsageError(f"--fit {fit} is unknown: use one of {', '.join(FITS)}.")
-        self.size, self.fit, self.channels, self.flag = size, fit, channels, size_flag
-        self.background = parse_colour(background)
+        self.size, self.fit, self.channels, self.flag = size, fit or FITS[0], channels, size_flag
+        self.background = parse_colour("white" if background is None else background)
         self.first = None  # name of the image that decided
         self.side = size
         self.mixed_refused = channels is None  # a colour image is refused if nobody said what to do with it
@@ -85,11 +85,12 @@ class AsTheyAre:
 
     size = None
 
-    def __init__(self, path, size, channels, float16=False):
+    def __init__(self, path, size, channels=None, fit=None, background=None, float16=False):
         self.path, self.wanted, self.float16 = path, size, float16
-        if channels is not None:
-            raise UsageError(f"{str(path)!r} holds latents, which are not converted: leave --rgb and --grey out, or "
-                             "add --pixels if they are pictures.")
+        for given, options in ((channels, "--rgb and --grey"), (fit, "--fit"), (background, "--background")):
+            if given is not None:
+                raise UsageError(f"{str(path)!r} holds latents, which are not converted: leave {options} out, or add "
+                                 "--pixels if they are pictures.")
 
     def decide(self, image, name):
         height, width = image.shape[:2]
