@@ -16,10 +16,9 @@ def kernels():
 @click.option("--device", type=click.Choice(["emulator", "cuda", "ptx", "cpu"]), default="emulator", show_default=True,
               help="Where they run. The emulator needs no GPU and reports races, indices out of bounds, uninitialised "
                    "memory and more; ptx only compiles them, for two GPU generations.")
-@click.option("--orders", metavar="N", type=click.IntRange(1, 3), default=2, show_default=True,
-              help="Thread orders that the emulator tries: forward, shuffled, reversed.")
-@click.option("--seed", metavar="N", type=click.IntRange(0), default=0, show_default=True,
-              help="Seed of the shuffled order.")
+@click.option("--orders", metavar="N", type=click.IntRange(1, 3),
+              help="Thread orders that the emulator tries: forward, shuffled, reversed.  [default: 2]")
+@click.option("--seed", metavar="N", type=click.IntRange(0), help="Seed of the shuffled order.  [default: 0]")
 @click.option("--against", type=click.Choice(["emulator", "cuda"]), default=None,
               help="Also compare the bits with those of this device.")
 @click.option("--version", metavar="N|NAME", callback=lambda _, __, v: int(v) if v and v.isdecimal() else v,
@@ -51,7 +50,7 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
     shown = set()
     width = max(len(checking.Outcome(case, v).name) for case in cases for v in case.versions)
     failed = count = 0
-    for outcome in checking.check(operations, device, checking.ORDERS[:orders], seed, version):
+    for outcome in checking.check(operations, device, orders, seed, version, against):
         count += 1
         said = f"error {outcome.error:.1e}" if device != "ptx" else "compiles"
         if against and outcome.passed:
@@ -74,6 +73,6 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
             checking.trace_of(outcome.case, outcome.version).save(trace_file)
             click.echo(f"{outcome.name}: timeline in {trace_file}")
     click.echo(f"{count - failed} of {count} passed on {device}"
-               + (f", in {orders} thread orders" if device == "emulator" else ""))
+               + (f", in {orders or 2} thread orders" if device == "emulator" else ""))
     if failed:
         raise NumdiffError(f"{failed} of {count} kernel versions did not pass; the report is above.")

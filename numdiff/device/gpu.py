@@ -239,7 +239,7 @@ def get_gpu(index=None):
 def _open_gpu(index):
     reason = why_no_gpu()
     if reason:
-        raise NumdiffError(f"no GPU can be used: {reason}; use --device cpu.")
+        raise NumdiffError(f"no GPU can be used: {reason}; use the CPU or the emulator.")
     return Gpu(index)
 
 

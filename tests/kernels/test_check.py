@@ -279,6 +279,21 @@ def test_counts_on_request(tmp_path, monkeypatch):
     assert sum(e.get("cat") == "barrier" for e in events) == 4 * 8 * 2
 
 
+@pytest.mark.parametrize("given, message", [
+    ("--device cpu --orders 3", "--orders 3 is of the emulator, and not of --device cpu: leave it out."),
+    ("--device cpu --seed 0", "--seed 0 is of the emulator"), ("--device ptx --seed 1", "--seed 1 is of the emulator"),
+    ("--orders 1 --seed 1", "--seed 1 is of the shuffled order, which --orders 1 leaves out: leave it out."),
+    ("--device cpu --version 1", "--version 1 is of kernels, and --device cpu runs the references alone: leave it out"),
+    ("--device ptx --against emulator", "--against emulator compares results, and --device ptx only compiles"),
+    ("--against cuda", "--against cuda: no GPU can be used (there is none); leave it out."),
+    ("--device cuda", "--device cuda: no GPU can be used (there is none); use --device emulator."),
+    ("--version 99", "none of these operations has a version 99: use naive, vectorised or a number.")])
+def test_what_the_device_does_not_have_is_refused(monkeypatch, given, message):
+    monkeypatch.setattr(checking.run, "why_no_gpu", lambda: "there is none")
+    result = kernels("gelu", "chunk", *given.split())
+    assert result.exit_code == 2 and message in result.output, result.output
+
+
 def test_bad_options_of_the_command():
     assert "written as .svg, .png, .txt or .json" in kernels("add", "--trace", "a.gif").output
     assert "has a version 9: use naive, vectorised or a number." in kernels("silu", "--version", 9).output

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...device import PtxError, download, get_backend, synchronize, upload
+from ...device import PtxError, download, get_backend, synchronize, upload, why_no_gpu
 from ...device.emulator import EmulatorDevice
 from ...dtypes import is_half
 from ...emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupported
@@ -163,22 +163,45 @@ def check_case(case, version, device, orders=ORDERS[:2], seed=0):
     return outcome
 
 
-def check(names=(), device="emulator", orders=ORDERS[:2], seed=0, version=None):
+def check(names=(), device="emulator", orders=None, seed=None, version=None, against=None):
     """Check the operations of these names (all for none), one `Outcome` after the other.
 
-    version: only this one, a number or a name; a `UsageError` where none of them has it
+    orders: how many of `ORDERS` the emulator tries (2); seed: of the shuffled one (0); version: only this one, a number
+    or a name; against: the device that results will be compared with. A `UsageError` where none of the operations has
+    the version, and for what the device does not have
     """
-    count = 0
     cases = cases_named(names)
+    _check_device(device, orders, seed, version, against)
+    _check_version(cases, version)
     for case in cases:
         for each in case.versions if device != "cpu" else (None,):
             if _is_wanted(case, each, version):
-                count += 1
-                yield check_case(case, each, device, orders, seed)
-    if not count:
-        known = sorted({name for case in cases for name in NAMES.get(operation_of(case.name), ())})
+                yield check_case(case, each, device, ORDERS[:orders or 2], seed or 0)
+
+
+def _check_device(device, orders, seed, version, against):
+    """Raise a `UsageError` for an option that says nothing on this device."""
+    for option, value, fits, why in (
+            ("--orders", orders, device == "emulator", f"is of the emulator, and not of --device {device}"),
+            ("--seed", seed, device == "emulator", f"is of the emulator, and not of --device {device}"),
+            ("--seed", seed, orders != 1, "is of the shuffled order, which --orders 1 leaves out"),
+            ("--version", version, device != "cpu", "is of kernels, and --device cpu runs the references alone"),
+            ("--against", against, device != "ptx", "compares results, and --device ptx only compiles")):
+        if value is not None and not fits:
+            raise UsageError(f"{option} {value} {why}: leave it out.")
+    reason = why_no_gpu() if "cuda" in (device, against) else None
+    if reason:
+        option, remedy = ("--against", "leave it out") if against == "cuda" else ("--device", "use --device emulator")
+        raise UsageError(f"{option} cuda: no GPU can be used ({reason}); {remedy}.")
+
+
+def _check_version(cases, version):
+    """Raise a `UsageError` for a version that none of the cases has."""
+    known = {name: number for case in cases for name, number in NAMES.get(operation_of(case.name), {}).items()}
+    numbers = {*known.values(), *(each for case in cases for each in case.versions)}
+    if version is not None and version not in (numbers if isinstance(version, int) else known):
         raise UsageError(f"none of these operations has a version {version}: "
-                         + (f"use {', '.join(known)} or a number." if known else "leave out --version."))
+                         + (f"use {', '.join(sorted(known))} or a number." if known else "leave out --version."))
 
 
 def counts_of(case, version):
