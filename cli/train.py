@@ -1,5 +1,9 @@
 """`numdiff train`: parse, resolve, train. The options come from the table of settings, a command a kind of model."""
+import os
+
 import click
+
+from numdiff.settings import flag
 
 from .output import echo
 from .settings import KindGroup, Setting, classes_by_number, kind_command, text
@@ -30,15 +34,16 @@ def run_training(model, resume, dry_run, new_data, **given):
     if new_data and not resume:
         raise UsageError("--new-data needs --resume; add it, or leave --new-data out.")
     given = {name: value for name, value in given.items() if value is not None}
-    if resume and "init" in given:
-        raise UsageError("--init and --resume exclude each other: --init starts a new run from given weights, --resume "
-                         "continues one; give one of them.")
+    for name in (name for name in ("init", "init_weights") if resume and name in given):
+        raise UsageError(f"{flag(name)} and --resume exclude each other: --init starts a new run from given weights, "
+                         "--resume continues one; give one of them.")
     if resume:
         asked, outdir = resume, given.pop("outdir", None)
         run_dir, resume = find_resume(resume, outdir or "runs", lambda text: echo(text, err=True))
         if outdir is not None:
             check_outdir(asked, run_dir, outdir)
-        options = resolve_resumed(load_options(run_dir), {"model": model, **given})
+        where = asked if os.path.exists(asked) else run_dir
+        options = resolve_resumed(load_options(run_dir), {"model": model, **given}, where)
     else:
         options = resolve({"model": model, **given})
     if dry_run:

@@ -14,6 +14,7 @@ import importlib.resources
 import math
 import numbers
 import os
+import shlex
 import threading
 from collections.abc import Iterable, Sequence
 
@@ -227,7 +228,8 @@ class Dataset:
 
 def _open_file(path):
     if os.path.isdir(path):
-        raise UsageError(f"{path!r} is a folder, not a dataset: run `numdiff data import {path} OUT.h5` first.")
+        raise UsageError(f"{path!r} is a folder, not a dataset: run "
+                         f"`numdiff data import {shlex.quote(str(path))} OUT.h5` first.")
     try:
         if is_hdf5(path):
             return open_hdf5(path)
@@ -241,7 +243,7 @@ def _open_file(path):
                            "check its permissions.") from None
     except Refused as error:
         raise _damaged(path, error) from None
-    raise NumdiffError(f"{path!r} is not an HDF5 file: run `numdiff data import {path} OUT.h5` "
+    raise NumdiffError(f"{path!r} is not an HDF5 file: run `numdiff data import {shlex.quote(str(path))} OUT.h5` "
                        "and use what that writes.")
 
 

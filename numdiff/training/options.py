@@ -6,6 +6,7 @@ what the user left unset from a preset, and refuses what cannot work.
 import difflib
 import math
 import pathlib
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from .. import schema
@@ -15,7 +16,7 @@ from ..dtypes import half_of
 from ..errors import NumdiffError, UsageError
 from ..files import Refused, read_bytes, write_json
 from ..kernels.optimizer.power_ema import exponents_of
-from ..settings import COMMON, check_value, flag, say
+from ..settings import COMMON, as_options, check_value, flag, say
 from . import kinds
 from .precision import FLOAT8_ON, ON_TENSOR_CORES, SCALES_LOSS, automatic, gpu_capability
 
@@ -223,16 +224,26 @@ def without_variance(options):
 def _resolve_average(options, given):
     """One of decay and half-life from the other, which was given."""
     decay = given.get("ema_decay")
-    if decay is None:
-        return
-    if "ema_halflife" in given:
-        raise UsageError("--ema-decay and --ema-halflife exclude each other: give one of them.")
-    options.ema_halflife = options.batch * math.log(2) / -math.log(decay) if decay else 0.0
+    if decay is not None:
+        if "ema_halflife" in given:
+            raise UsageError("--ema-decay and --ema-halflife exclude each other: give one of them.")
+        options.ema_halflife = options.batch * math.log(2) / -math.log(decay) if decay else 0.0
+    if "ema_warmup" in given and not options.ema_halflife:
+        without = "--ema-halflife 0" if decay is None else "--ema-decay 0"
+        raise UsageError(f"{'--ema-warmup' if given['ema_warmup'] else '--no-ema-warmup'} is of the averaged weights, "
+                         f"and {without} keeps none: leave one of them out.")
 
 
-def resolve_resumed(saved, given):
-    """The options of a resumed run: those it was started with, changed by `given` where that is allowed."""
+def resolve_resumed(saved, given, run="RUN"):
+    """The options of a resumed run: those it was started with, changed by `given` where that is allowed.
+
+    run: its path, for a message
+    """
     given = _known(given)
+    if given.get("model", saved.model) != saved.model:
+        own, asked = kinds.get(saved.model), kinds.get(given["model"])
+        raise UsageError(f"the run is a {own.title}'s, and this trains a {asked.title}: go on with numdiff train "
+                         f"{own.name} --resume {shlex.quote(str(run))}")
     lines = table(saved.model)
     if given.get("precision") == "auto":  # the run has chosen
         del given["precision"]
@@ -322,7 +333,8 @@ def _check_run(o):
         fits = max(m for m in range(1, min(o.microbatch, o.batch) + 1) if o.batch % m == 0)
         raise UsageError(f"--batch {o.batch} is not divisible by --microbatch {o.microbatch}; use a --microbatch of "
                          f"{fits}, or a --batch of {-(-o.batch // o.microbatch) * o.microbatch}.")
-    exponents_of(o.ema_std or ())  # refuses a width that is there twice
+    with as_options():
+        exponents_of(o.ema_std or ())  # refuses a width that is there twice
     if o.warmup_steps > o.steps:
         raise UsageError(f"--warmup-steps {o.warmup_steps} is more than --steps {o.steps}; use fewer.")
     if o.vlb_weight is not None and not o.learn_sigma:

@@ -15,6 +15,7 @@ import contextlib
 import math
 import os
 import pathlib
+import shlex
 import signal
 import warnings
 from collections.abc import Callable
@@ -387,7 +388,8 @@ def _train(options, trainer, previews, run_dir, output):
             after = f"after step {trainer.step} of {options.steps}{why}; go on with"
             if trainer.step == options.steps:
                 after = f"after its last step{why}, before its pictures, which are drawn by"
-            raise Stopped(f"stopped {after}: numdiff train {options.model} --resume {run_dir}", number)
+            raise Stopped(f"stopped {after}: numdiff train {options.model} --resume {shlex.quote(str(run_dir))}",
+                          number)
 
         def draw_all():
             if communicator.rank == 0:

@@ -132,9 +132,9 @@ def test_wrong_files(tmp_path, images):
         D.open_dataset(tmp_path / "none.h5")
     with pytest.raises(UsageError, match="folder.*numdiff data import"):
         D.open_dataset(tmp_path)
-    (tmp_path / "a.txt").write_text("hello")
-    with pytest.raises(NumdiffError, match="not an HDF5 file"):
-        D.open_dataset(tmp_path / "a.txt")
+    (tmp_path / "a b").write_text("hello")
+    with pytest.raises(NumdiffError, match="not an HDF5 file: run `numdiff data import '.*/a b' OUT.h5`"):
+        D.open_dataset(tmp_path / "a b")
     (tmp_path / "empty.h5").write_bytes(b"")
     with pytest.raises(NumdiffError, match="not an HDF5 file"):
         D.open_dataset(tmp_path / "empty.h5")

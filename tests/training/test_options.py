@@ -7,6 +7,7 @@ import pytest
 import numdiff.device
 import numdiff.training.options as options_module
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.settings import flag
 from numdiff.training.build import describe_preset
 from numdiff.training.kinds import KINDS
 from numdiff.training.options import PRESETS, TrainOptions, check, resolve, resolve_resumed, settings_of
@@ -299,6 +300,9 @@ def test_resume_changes_what_it_may():
         resolve_resumed(resolve_cpu(flip=True), {"flip": False})
     with pytest.raises(UsageError, match="--log-every 0"):
         resolve_resumed(saved, {"log_every": 0})
+    with pytest.raises(UsageError, match="^the run is a UNet's, and this trains a DiT: go on with numdiff train unet "
+                                         "--resume 'a b'$"):
+        resolve_resumed(saved, {"model": "dit", "batch": 3}, "a b")
 
 
 def test_one_of_decay_and_half_life_follows_from_the_other():
@@ -308,6 +312,9 @@ def test_one_of_decay_and_half_life_follows_from_the_other():
     assert resolve_cpu(ema_decay=0.0).ema_halflife == 0
     with pytest.raises(UsageError, match="--ema-decay and --ema-halflife exclude each other"):
         resolve_cpu(ema_decay=0.9, ema_halflife=800.0)
+    for name in ("ema_decay", "ema_halflife"):
+        with pytest.raises(UsageError, match=f"^--no-ema-warmup is of the averaged .* and {flag(name)} 0 keeps none"):
+            resolve_cpu(**{name: 0.0}, ema_warmup=False)
 
 
 def test_what_a_unet_has_of_a_dit():

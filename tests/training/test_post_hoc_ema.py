@@ -152,7 +152,7 @@ def test_recorded_and_launched_updates_have_the_same_bits(rng):
 
 def test_bad_arguments_of_the_optimizer():
     model = Tiny("cpu")
-    for given, message in (((0.1, 0.1), "is there twice"), ((0.3,), "at most 0.28"), (0.1, "must be a list"),
+    for given, message in (((0.1, 0.1), "has the width 0.1 twice"), ((0.3,), "at most 0.28"), (0.1, "must be a list"),
                            (("a",), "must be a finite number")):
         with pytest.raises(UsageError, match=message):
             AdamW(model.parameters, ema_std=given)
@@ -294,7 +294,8 @@ def test_snapshots_are_bounded_and_those_of_a_path_left_are_set_aside(tmp_path):
 
 @pytest.mark.parametrize("given, message", [
     ({"ema_std": (0.3,)}, "--ema-std 0.3 must be at least 0.005 and at most 0.28"),
-    ({"ema_std": (0.1, math.nan)}, "must be a finite number"), ({"ema_std": (0.1, 0.1)}, "is there twice"),
+    ({"ema_std": (0.1, math.nan)}, "must be a finite number"),
+    ({"ema_std": (0.1, 0.1)}, "^--ema-std 0.1,0.1 has the width 0.1 twice"),
     ({"ema_snapshots": 0}, "--ema-snapshots 0 must be at least 1")])
 def test_settings_that_cannot_be(given, message):
     with pytest.raises(UsageError, match=message):

@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -221,9 +222,10 @@ def test_a_stop_is_seen_between_the_evaluations_of_a_grid(tmp_path, monkeypatch)
 
     monkeypatch.setattr(Sampling, "batches", slow)
     with pytest.raises(run_module.Stopped, match="stopped after step 2 of 9; go on with: numdiff train unet") as stop:
-        run(tmp_path, 9, sample_every=2)
+        run(tmp_path / "a b", 9, sample_every=2)
     assert len(asked) == 3 and stop.value.exit_code == 143
-    folder, = tmp_path.iterdir()
+    folder, = (tmp_path / "a b").iterdir()
+    assert shlex.split(str(stop.value))[-2:] == ["--resume", str(folder)]  # as a shell takes it
     assert load_checkpoint(newest_checkpoint(folder))[1]["step"] == 2
     asked.clear()
     with pytest.raises(run_module.Stopped, match="stopped after its last step, before its pictures, which are drawn"):

@@ -15,6 +15,7 @@ a file announces are checked against what it can hold before memory is allocated
 """
 import contextlib
 import os
+import shlex
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -132,7 +133,8 @@ def import_dataset(source, out, size=None, fit=None, channels=None, background=N
             (name, why), count = report.unreadable[0], len(report.unreadable)
             raise NumdiffError(f"{count:,} of the {report.shape[0] + count:,} images of {str(source)!r} could not be "
                                f"read, the first of them {name} ({why}): replace or remove what is damaged, or run "
-                               f"`numdiff data import {source} OUT.h5`, which leaves it out, and use that file.")
+                               f"`numdiff data import {shlex.quote(str(source))} OUT.h5`, which leaves it out, and use "
+                               "that file.")
         writer.finish(opened.classes)
     return report
 

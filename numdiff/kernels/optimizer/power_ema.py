@@ -67,7 +67,8 @@ def exponents_of(stds):
             raise UsageError(f"a width of averaged weights is a share of the training from {NARROWEST} to {WIDEST}, "
                              f"and not {std:g}.")
         if [f"{other:g}" for other in stds].count(f"{std:g}") > 1:
-            raise UsageError(f"the width {std:g} of averaged weights is there twice: give it once.")
+            raise UsageError(f"ema_std {','.join(f'{each:g}' for each in stds)} has the width {std:g} twice: give it "
+                             "once.")
     return np.array([gamma_of(std) + 1 for std in stds], np.float32)
 
 

@@ -87,7 +87,7 @@ def test_widths_and_exponents():
 
 @pytest.mark.parametrize("stds, message", [((0.3,), "from 0.005 to 0.28, and not 0.3"), ((0.0,), "and not 0"),
                                            ((0.1, float("nan")), "and not nan"),
-                                           ((0.1, 0.05, 0.1), "0.1 of averaged weights is there twice")])
+                                           ((0.1, 0.05, 0.1), "ema_std 0.1,0.05,0.1 has the width 0.1 twice")])
 def test_what_is_no_width_is_refused(stds, message):
     with pytest.raises(UsageError, match=message):
         E.exponents_of(stds)
