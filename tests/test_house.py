@@ -12,14 +12,14 @@ import numdiff
 
 ROOT = pathlib.Path(numdiff.__file__).resolve().parent
 CLI = ROOT.parent / "cli"
-GROUND = ("archives", "arguments", "dtypes", "errors", "files", "float8", "hdf5", "plots", "progress", "progress_bar",
-          "schema", "settings", "unpickle")
+GROUND = ("archives", "arguments", "dtypes", "errors", "files", "float8", "hdf5", "outputs", "plots", "progress",
+          "progress_bar", "schema", "settings", "unpickle")
 # From the top down; what stands in one line does not import each other.
 FLOORS = (("cli",), ("numdiff",), ("benchmark", "evaluation"), ("training",), ("distributed",), ("data", "diffusion"),
           ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)
 # Who names Numba, and what it takes from there: `cuda` comes from numdiff.device, types and `intrinsic` make intrinsics
 INTRINSICS = {"numba.cuda.types", "numba.cuda.extending.intrinsic"}
-NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"},
+NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"}, "device/cpu.py": {"numba"},
          "device/inline_ptx.py": {"numba.cuda.types", "numba.cuda.core.errors.RequireLiteralValue",
                                   "numba.cuda.core.errors.TypingError"},
          "device/compiler.py": {"numba", "numba.core.types.void", "numba.cuda.compiler", "numba.cuda.cudadrv.nvvm",

@@ -14,6 +14,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numba
 import threadpoolctl
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
@@ -90,6 +91,18 @@ def side_by_side(function, items):
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
+
+
+def on_host(function):
+    """Decorator: a loop over arrays, compiled for the host's cores by Numba, without Python's lock and kept on disk.
+
+    For what NumPy does in many small steps: each of those goes through memory, and asks for the lock when it ends, for
+    which threads that share a batch wait longer than the step takes.
+    """
+    try:
+        return numba.njit(function, nogil=True, cache=True)
+    except RuntimeError:  # there is no folder that may be written to
+        return numba.njit(function, nogil=True)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import numpy as np
 from ...device import over_batch
 from ...dtypes import in_single
 
+WORTH = 4  # a dozen short passes: on less than four times what is otherwise worth sharing, threads wait for each other
 PART = 1 << 16  # elements of the batch at a time: 256 KiB, so that the many passes stay in a core's cache
 
 
@@ -26,7 +27,7 @@ def _for_parts(function, x):
     def share(samples):
         for b in range(samples.start, samples.stop, step):
             function(slice(b, min(b + step, samples.stop)))
-    over_batch(share, len(x), x.size)
+    over_batch(share, len(x), x.size // WORTH)
 
 
 def _sums(a):

@@ -2,8 +2,9 @@
 import numpy as np
 import pytest
 
+from numdiff.device.cpu import shares
 from numdiff.kernels.any_batch import any_batch, evaluated
-from numdiff.kernels.conv2d import conv2d_backward_reference, conv2d_forward_reference, cpu, winograd_rows
+from numdiff.kernels.conv2d import conv2d_backward_reference, conv2d_forward_reference, cpu, winograd, winograd_rows
 from numdiff.kernels.conv2d.cpu import conv2d_backward_cpu, conv2d_forward_cpu
 from numdiff.kernels.conv2d.winograd import winograd_forward, winograd_supports, winograd_weight_gradient
 from numdiff.kernels.conv2d.winograd_rows import winograd_rows_forward
@@ -81,6 +82,24 @@ def test_which_winograd_gives_equal_bits(monkeypatch, alike, several):
         np.testing.assert_array_equal(conv2d_forward_cpu(x, weight), several(x, weight))
 
 
+@pytest.mark.parametrize("shape", [(4, 8, 8, 32, 128), (1, 5, 7, 16, 48)], ids=str)
+def test_cores_that_share_the_channels_compute_what_one_does(shape, monkeypatch):
+    """Where there are fewer tiles than channels, and by images elsewhere; sums over the batch are rounded otherwise."""
+    x, weight, bias, channel, residual = operands(*shape)
+    found = []
+    for count in (1, 2, 3):
+        monkeypatch.setattr(winograd, "workers", lambda count=count: count)
+        monkeypatch.setattr(winograd, "over_batch", lambda function, n, elements, count=count: [
+            function(share) for share in shares(n, min(count, n))])
+        dweight = np.zeros_like(weight)
+        winograd_weight_gradient(residual, x, dweight)
+        found.append((winograd_forward(x, weight, bias, channel, residual), dweight))
+        assert winograd.shares_channels(len(x) * 16, len(weight)) == (count > 1 and len(x) * 16 < len(weight))
+    for y, dweight in found[1:]:
+        close(y, found[0][0])
+        close(dweight, found[0][1])
+
+
 def test_what_winograd_is_for():
     x, weight, *_ = operands(4, 16, 16, 16, 16)
     assert winograd_supports(x, weight, 1)
@@ -88,6 +107,6 @@ def test_what_winograd_is_for():
     assert not winograd_supports(x, weight[:, 1:2, 1:2], 1)
     assert not winograd_supports(x.astype(np.float64), weight.astype(np.float64), 1)
     for images in (1, 4, 40):  # few pixels are for the plain sum, and a batch in which they do not count is of 32
-        assert winograd_supports(x[:1], weight, 1) is False
+        assert winograd_supports(x[:1, :8], weight, 1) is False
         with any_batch(images):
             assert winograd_supports(np.resize(x, (images, 8, 8, 16)), weight, 1)
