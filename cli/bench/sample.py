@@ -1,7 +1,7 @@
 """`numdiff bench sample`: how fast images are made."""
 import click
 
-from numdiff.settings import SAMPLERS
+from numdiff.settings import SAMPLERS, as_options
 
 from ..settings import KindGroup, kind_command
 from .shared import echo_model, measured_by
@@ -39,8 +39,10 @@ def measure_samples(model, sampler, sample_steps, cfg_scale, batches, warmup, ve
     options = resolve({"model": model, "optimizer": "adamw", **given})  # no step is taken
     pairs = torch_pairs(options, versus, modes, torch_precision)
     echo_model(options)
-    result = bench_sample(options, batches, warmup, pairs, lambda what: click.echo(f"measuring    {what} …", err=True),
-                          sampler=sampler, steps=sample_steps, cfg_scale=cfg_scale)
+    with as_options():
+        result = bench_sample(options, batches, warmup, pairs,
+                              lambda what: click.echo(f"measuring    {what} …", err=True), sampler=sampler,
+                              steps=sample_steps, cfg_scale=cfg_scale)
     guided = f" of {result['images_asked']} images (guidance {cfg_scale:g})" if result["images_asked"] > options.batch \
         else ""
     click.echo(f"device       {result['device']}")

@@ -69,6 +69,14 @@ def test_decoded_again_only_where_something_changed(photos, tmp_path, imports):
     assert opened() and not opened()
 
 
+def test_a_link_that_leads_nowhere_is_refused_where_it_is_a_pictures(photos):
+    os.symlink("gone", photos / "notes.txt")
+    open_dataset(photos, 16).close()
+    os.symlink("gone", photos / "cat" / "gone.png")
+    with pytest.raises(NumdiffError, match="cat/gone.png .it is a link that leads to no file."):
+        open_dataset(photos, 16)
+
+
 def test_unreadable_pictures_leave_nothing(photos, tmp_path):
     for name in ("cat/bad.jpg", "dog/worse.png"):
         (photos / name).write_bytes(b"none")

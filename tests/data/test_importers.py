@@ -338,8 +338,26 @@ def test_damaged_zips(tmp_path, out):
 def test_links_that_lead_back(tmp_path, out):
     source = fill(tmp_path / "s", {"a/1.png": colours(1)[0], "b/2.png": colours(1)[0]})
     os.symlink(source, source / "a" / "again")
-    os.symlink(tmp_path / "gone", source / "b" / "gone.png")
     assert import_dataset(source, out).shape[0] == 2
+
+
+def test_what_is_no_file_is_named(tmp_path, out):
+    source = fill(tmp_path / "s", {"a/1.png": colours(1)[0], "b/2.png": colours(1)[0]})
+    os.symlink(tmp_path / "gone", source / "b" / "gone.png")
+    os.symlink("round.png", source / "b" / "round.png")
+    os.mkfifo(source / "b" / "fifo.png")
+    os.mkfifo(source / "b" / "fifo")
+    report = import_dataset(source, out)
+    assert report.shape[0] == 2 and report.ignored == ["b/fifo"]
+    assert report.unreadable == [("b/fifo.png", "it is a FIFO"), ("b/gone.png", "it is a link that leads to no file"),
+                                 ("b/round.png", "it is a link that leads to no file")]
+
+
+def test_names_that_a_zip_has_twice(tmp_path, out):
+    path = zipped(tmp_path / "a.zip", {"a.png": colours(2)[0], "./a.png": colours(2)[1], "b.png": colours(2)[0]})
+    report = import_dataset(path, out)
+    assert report.shape[0] == 2 and np.array_equal(contents(out)[0][0], colours(2)[1])
+    assert "1 file was left out, as later ones in the zip have the same names (a.png)." in report.sentences()
 
 
 def test_names_that_are_not_utf8(tmp_path, out):
@@ -696,9 +714,10 @@ def test_mnist_without_labels(tmp_path, out, mnist):
 def test_wrong_mnist(tmp_path, out, mnist):
     images, labels = mnist
     path, beside = tmp_path / "train-images-idx3-ubyte.gz", tmp_path / "train-labels-idx1-ubyte.gz"
-    beside.write_bytes(gzip.compress(idx(labels)))
-    with pytest.raises(UsageError, match="holds labels: give the images file"):
-        import_dataset(beside, out)
+    for few in (labels[:5], labels):
+        beside.write_bytes(gzip.compress(idx(few)))
+        with pytest.raises(UsageError, match="holds labels: give the images file"):
+            import_dataset(beside, out)
     whole = gzip.compress(idx(images))
     for data in (whole[:len(whole) // 2], whole[:-9], gzip.compress(idx(images)[:-1]), gzip.compress(idx(images)[:12]),
                  gzip.compress(struct.pack(">4I", 2051, 10, 2**31, 2**31)), whole[:3],

@@ -80,9 +80,9 @@ def open_idx(path, labels):
     """Images of an idx file, with the labels of the file beside it."""
     no_labels_file(path, labels)
     with open_stream(path) as stream:
-        magic, count, height, width = struct.unpack(">4I", read_exactly(stream, IDX_HEADER_BYTES, path))
-    if magic == IDX_LABELS:
-        raise UsageError(f"{str(path)!r} holds labels: give the images file, and its labels are found beside it.")
+        if int.from_bytes(read_exactly(stream, 4, path), "big") == IDX_LABELS:  # whose header is shorter
+            raise UsageError(f"{str(path)!r} holds labels: give the images file, and its labels are found beside it.")
+        count, height, width = struct.unpack(">3I", read_exactly(stream, IDX_HEADER_BYTES - 4, path))
     row_bytes = checked_size(count, (height, width), 1, path)
     announced(path, IDX_HEADER_BYTES + count * row_bytes)
     beside = None if labels == "none" else idx_labels_path(path)

@@ -1,10 +1,13 @@
 """A folder or a zip of image files. Nothing is unpacked to disk."""
+import errno
+import io
 import os
 import posixpath
 import zipfile
 
 from ...archives import BadArchive, ZipReader
 from ...errors import NumdiffError, UsageError
+from ...files import check_regular, open_regular
 from ..pictures import MAXIMUM_FILE_BYTES, Unreadable, decoded
 from . import labels as label_files
 from .pictures import looks_like_picture
@@ -15,12 +18,13 @@ MAXIMUM_LABELS_BYTES = 64 << 20  # that of ImageNet's 1.3 million images has 40
 
 
 class Folder:
-    """The files under a folder, by their paths relative to it, with forward slashes."""
+    """What lies under a folder, by its path relative to it, with forward slashes: files, and what cannot be read as
+    one."""
 
     kind = "folder"
 
     def __init__(self, path):
-        self.path = path
+        self.path, self.replaced = path, []
         self._paths = {}  # name, printable whatever the disk's encoding -> path
         self._walk(path, "", set())
         self.names = sorted(self._paths, key=lambda name: name.split("/"))
@@ -37,33 +41,40 @@ class Folder:
             name = prefix + entry.name.encode("utf-8", "backslashreplace").decode()
             if _skipped(entry.name):
                 continue
-            if entry.is_dir():
+            if _is_folder(entry):
                 self._walk(entry.path, name + "/", seen)
-            elif entry.is_file():
+            else:
                 self._paths[name] = entry.path
 
     def open(self, name, limit=None):
-        return open(self._paths[name], "rb")
+        return io.BufferedReader(open_regular(self._paths[name]))
 
     def size(self, name):
-        return os.path.getsize(self._paths[name])
+        state = os.stat(self._paths[name])
+        check_regular(self._paths[name], state.st_mode)
+        return state.st_size
 
     def states(self):
-        """(name, what `os.stat` says) of each file, in the order of the names."""
+        """(name, what `os.stat` says, of the link itself where it leads nowhere) of each file, in the order of the
+        names."""
         with damage_named(self.path):
-            return [(name, os.stat(self._paths[name])) for name in self.names]
+            return [(name, os.stat(path) if os.path.exists(path) else os.lstat(path))
+                    for name, path in ((name, self._paths[name]) for name in self.names)]
 
     def close(self):
         pass
 
 
 class Zip:
-    """The files in a zip. Their names are only names: `../../x.png` is the image x.png, and nothing is written."""
+    """The files in a zip. Their names are only names: `../../x.png` is the image x.png, and nothing is written.
+
+    replaced: the names of those that are left out, as a later one has the same
+    """
 
     kind = "zip"
 
     def __init__(self, path):
-        self.path = path
+        self.path, self.replaced = path, []
         with damage_named(path):
             self._zip = ZipReader(path)
         self._members = {}
@@ -74,7 +85,10 @@ class Zip:
             if member.flag_bits & 1:
                 self._zip.close()
                 raise UsageError(f"{str(path)!r} is protected by a password: unpack it and import the folder.")
-            self._members["/".join(parts)] = member
+            name = "/".join(parts)
+            if name in self._members:
+                self.replaced.append(name)
+            self._members[name] = member
         self.names = sorted(self._members, key=lambda name: name.split("/"))
 
     def open(self, name, limit=None):
@@ -85,6 +99,13 @@ class Zip:
 
     def close(self):
         self._zip.close()
+
+
+def _is_folder(entry):
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _skipped(part):
@@ -109,7 +130,8 @@ def open_tree(tree, labels, order="numbers"):
             yield Item(name, lambda wanted, name=name: _load(tree, name, wanted), label)
 
     return Source(tree.kind, items(), len(pictures), classes, named=True, parallel=True, ignored=others,
-                  notes=[*filter(None, [note, _note_on_order(classes, order)])], close=tree.close)
+                  notes=[*filter(None, [note, _note_on_order(classes, order), _note_on_names(tree)])],
+                  close=tree.close)
 
 
 def _is_picture(tree, name):
@@ -126,7 +148,8 @@ def _load(tree, name, wanted):
     try:
         nbytes = tree.size(name)
     except OSError as error:
-        raise Unreadable(error.strerror) from None
+        raise Unreadable("it is a link that leads to no file" if error.errno in (errno.ENOENT, errno.ELOOP)
+                         else error.strerror) from None
 
     def read():
         with tree.open(name, MAXIMUM_FILE_BYTES) as file:
@@ -143,6 +166,15 @@ def _note_on_order(classes, order):
     return (f"The classes are in the order of their numbers ({label_files.examples(classes)}); torchvision's "
             f"ImageFolder and guided-diffusion sort them as words ({there}): for those indices add --class-order "
             "words.")
+
+
+def _note_on_names(tree):
+    """The note for files of a zip that are left out, as it has others of the same names."""
+    if not tree.replaced:
+        return None
+    count = len(tree.replaced)
+    return (f"{count:,} file{'s were' if count > 1 else ' was'} left out, as later ones in the zip have the same names "
+            f"({label_files.examples(tree.replaced)}).")
 
 
 def _label(tree, pictures, labels, order):
