@@ -191,6 +191,11 @@ def factors_of(weight):
     return (G_ROWS_AND_COLUMNS @ weight.transpose(1, 2, 3, 0).reshape(9, -1)).reshape(16, c, n)
 
 
+def single_rows(array):
+    """As the compiled loops take it: whole rows, float32, which addends of 16 bits become."""
+    return np.ascontiguousarray(array, np.float32)
+
+
 def shares_channels(tiles, channels):
     """Whether the cores share the outputs' channels instead of the images: where there are fewer tiles than channels,
     so that a product takes more time to lay out its weights than to multiply."""
@@ -200,11 +205,11 @@ def shares_channels(tiles, channels):
 def winograd_forward(x, weight, bias=None, channel=None, residual=None):
     """As `conv2d_forward_cpu`."""
     b, h, w, c = x.shape
-    n, x = weight.shape[0], np.ascontiguousarray(x)
+    n, x = weight.shape[0], single_rows(x)
     y = np.empty((b, h, w, n), x.dtype)
-    bias = np.empty((0, n), np.float32) if bias is None else np.ascontiguousarray(bias)[None]
-    channel = np.empty((0, n), np.float32) if channel is None else np.ascontiguousarray(channel)
-    residual = y[:0] if residual is None else np.ascontiguousarray(residual)
+    bias = np.empty((0, n), np.float32) if bias is None else single_rows(bias)[None]
+    channel = np.empty((0, n), np.float32) if channel is None else single_rows(channel)
+    residual = y[:0] if residual is None else single_rows(residual)
     tiles_of_image = ((h + 1) // 2) * ((w + 1) // 2)
     fixed, size = is_any_batch(), images_of_a_slice(tiles_of_image)
 
@@ -235,7 +240,7 @@ def winograd_forward(x, weight, bias=None, channel=None, residual=None):
 def winograd_weight_gradient(dy, x, dweight):
     """The weight's gradient, added into dweight (C_out, 3, 3, C_in)."""
     b, h, w, n = dy.shape
-    c, dy, x = x.shape[-1], np.ascontiguousarray(dy), np.ascontiguousarray(x)
+    c, dy, x = x.shape[-1], single_rows(dy), single_rows(x)
     tiles_of_image = ((h + 1) // 2) * ((w + 1) // 2)
     size = images_of_a_slice(tiles_of_image)
 
