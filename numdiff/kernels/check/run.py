@@ -244,6 +244,7 @@ def all_kernels():
     for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         for value in vars(importlib.import_module(info.name)).values():
             for kernel in value.values() if isinstance(value, dict) else [value]:
-                if hasattr(kernel, "py_func") and not kernel.targetoptions.get("device"):
+                options = getattr(kernel, "targetoptions", {"device": True})
+                if not (options.get("device") or options.get("nogil")):  # nor a loop for the host (`on_host`)
                     found.add((kernel.py_func.__module__, kernel.py_func.__name__))
     return found
