@@ -7,8 +7,8 @@ from .output import echo
 @click.command("convert", no_args_is_help=True)
 @click.argument("source", type=click.Path(), metavar="IN")
 @click.argument("target", type=click.Path(), metavar="OUT")
-@click.option("--weights", type=click.Choice(["ema", "raw"]), default="ema", show_default=True,
-              help="Which weights to take if IN holds both: averaged, or as trained.")
+@click.option("--weights", type=click.Choice(["ema", "raw"]),
+              help="Which weights to take if IN holds both: averaged, or as trained.  [default: ema]")
 @click.option("--image-size", type=click.IntRange(1, 4096), metavar="PX", help="Side of the images of the model.")
 @click.option("--num-head-channels", type=click.IntRange(1, 4096), metavar="N", help="Channels of an attention head.")
 @click.option("--num-heads", type=click.IntRange(1, 4096), metavar="N",

@@ -81,9 +81,16 @@ def info_command(file, sheet, no_sheet):
     Without FILE, the default dataset, emoji64.h5.
     """
     from numdiff.data.dataset import Dataset, default_path
-    from numdiff.data.sheet import save_sheet
+    from numdiff.data.sheet import check_sheet, save_sheet
+    from numdiff.errors import UsageError
 
-    with Dataset(file or default_path()) as dataset:
+    if sheet and no_sheet:
+        raise UsageError(f"--sheet {sheet} and --no-sheet exclude each other: leave one of them out.")
+    file = file or default_path()
+    sheet = sheet or os.path.splitext(os.path.basename(file))[0] + "-sheet.png"
+    if not no_sheet:
+        check_sheet(sheet, file)
+    with Dataset(file) as dataset:
         count, height, width, channels = dataset.shape
         mean, std = dataset.statistics()
         echo(f"file     {dataset.path} ({os.path.getsize(dataset.path) / 1e6:,.1f} MB)")
@@ -102,6 +109,5 @@ def info_command(file, sheet, no_sheet):
             if len(dataset.classes) > LISTED:
                 echo(f"          and {len(dataset.classes) - LISTED} more")
         if not no_sheet:
-            sheet = sheet or os.path.splitext(os.path.basename(dataset.path))[0] + "-sheet.png"
             save_sheet(dataset, sheet)
             echo(f"sheet    {sheet}" + ("" if pixels else " (latents are not decoded: first channels, mean ± 2 std)"))

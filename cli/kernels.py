@@ -38,6 +38,7 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
     """
     from numdiff.errors import NumdiffError, UsageError
     from numdiff.kernels import check as checking
+    from numdiff.outputs import check_outputs
 
     if only_list:
         for name in sorted({case.name for case in checking.CASES}):
@@ -47,6 +48,7 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
     ending = os.path.splitext(trace_file)[1] if trace_file else ".svg"
     if ending not in (".svg", ".png", ".txt", ".json"):
         raise UsageError(f"--trace {trace_file}: a trace is written as .svg, .png, .txt or .json.")
+    check_outputs([("--trace", "the trace", trace_file)])
     shown = set()
     width = max(len(checking.Outcome(case, v).name) for case in cases for v in case.versions)
     failed = count = 0

@@ -37,16 +37,12 @@ def profile():
 
 def show(model, out, png, rows, depth, clock, **given):
     from numdiff.benchmark.profile import profile_step
-    from numdiff.files import check_output
     from numdiff.training.options import resolve
 
-    from .bench.shared import check_apart, check_picture, echo_model, model_name
+    from .bench.shared import check_results, echo_model, model_name
 
     options = resolve({"model": model, **given})
-    check_picture(png)
-    if out:
-        check_output("the trace", out)
-    check_apart(("--out", out), ("--png", png))
+    check_results(png, ("--out", "the trace", out))
     echo_model(options)
     found = profile_step(options, clock=clock)
     total = found.total_us

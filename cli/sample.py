@@ -108,8 +108,8 @@ class Steps(click.ParamType):
         help="Columns of the grid and the animation.  [default: about square, or one for each class]")
 @option("Run", "--batch", metavar="IMAGES", type=click.IntRange(1), default=16, show_default=True,
         help="Images made at a time: more need more memory and give the same images.")
-@option("Run", "--weights", type=click.Choice(["ema", "raw"]), default="ema", show_default=True,
-        help="Averaged weights, or those of the last step.")
+@option("Run", "--weights", type=click.Choice(["ema", "raw"]),
+        help="Averaged weights, or those of the last step.  [default: ema, where there are any]")
 @option("Run", "--ema-std", metavar="STD", type=float,
         help="Averaged weights of this relative width, of a run with --ema-std, as numdiff ema puts them together.")
 @option("Run", "--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,

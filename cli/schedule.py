@@ -28,8 +28,8 @@ from .settings import ListOf
               help="Keep each estimate of the image within the range of pixels.  [default: clip pixels, not latents]")
 @click.option("--batch", metavar="IMAGES", type=click.IntRange(1), default=16, show_default=True,
               help="Images at a time; the states of all steps of a batch are in memory.")
-@click.option("--weights", type=click.Choice(["ema", "raw"]), default="ema", show_default=True,
-              help="Averaged weights, or those of the last step.")
+@click.option("--weights", type=click.Choice(["ema", "raw"]),
+              help="Averaged weights, or those of the last step.  [default: ema, where there are any]")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
               help="Where to compute; auto: the GPU if there is one.")
 @click.option("--precision", type=click.Choice(PRECISIONS), default="auto", show_default=True,

@@ -5,6 +5,7 @@ a file are never trusted before they are checked: sizes before allocation, a sch
 npz.py).
 
 WRITING. A file is either whole or not there: it is written under a temporary name, synced to the disk, then renamed.
+Which names a command may write to is in outputs.py.
 Anything but a regular file (a device, a FIFO, a symbolic link, which leads elsewhere) is neither replaced nor followed.
 A rename inside one folder is atomic, so whoever opens the final name finds the old contents or the new, never a part.
 The temporary file is locked while its writer lives; the system drops the lock when the writer dies, for whatever
@@ -141,26 +142,6 @@ def check_target(what, path):
             check_regular(path, mode)
         except IrregularFile as error:
             raise cannot_write(what, path, error) from None
-
-
-def check_output(what, path):
-    """Raise a `NumdiffError` where `path` could not be written, before long work whose result is to go there."""
-    check_target(what, path)
-    folder = os.path.dirname(os.path.abspath(path))
-    try:
-        if not stat.S_ISDIR(os.stat(folder).st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise cannot_write(what, path, error) from error
-
-
-def check_apart(what, path, *sources):
-    """Raise a `NumdiffError` where writing `path` would replace one of the files that are read."""
-    for source in sources:
-        if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
-            raise NumdiffError(f"cannot write {what} {path}: it is {source}, which is read; give another name.")
 
 
 def open_to_append(path, what):

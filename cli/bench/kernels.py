@@ -4,7 +4,7 @@ import click
 from numdiff.training import kinds
 
 from ..settings import GroupedCommand, settings
-from .shared import KERNELS, MEASURED, check_picture, echo_model, measurement, model_name
+from .shared import KERNELS, MEASURED, check_results, echo_model, measurement, model_name
 
 
 @click.command(cls=GroupedCommand)
@@ -30,12 +30,10 @@ def kernels(operations, of, chosen, shapes, versus, json, png, **given):
     least. The roof is the measured speed of the memory or the peak of the arithmetic, whichever limits the operation.
     """
     from numdiff.benchmark.kernels import bench_kernels, results_of
-    from numdiff.files import check_output, write_json
+    from numdiff.files import write_json
     from numdiff.training.options import resolve
 
-    check_picture(png)
-    if json:
-        check_output("the rows", json)
+    check_results(png, ("--json", "the rows", json))
     if of == "files":
         measured = files_rows(operations, chosen, shapes, versus, given)
         title = "Kernels, a problem or two for each file"

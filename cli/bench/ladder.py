@@ -3,7 +3,7 @@ import click
 
 from ..output import echo
 from ..settings import KindGroup, ListOf, kind_command
-from .shared import check_apart, check_picture, measured_by, model_name
+from .shared import check_results, measured_by, model_name
 
 LADDER_SETTINGS = ("preset", "device", "recompute", "batch", "image_size", "channels", "data")
 LADDER = measured_by(
@@ -31,15 +31,12 @@ def ladder():
 
 def measure_ladder(model, rows, steps, warmup, csv, png, versus, **given):
     from numdiff.benchmark import ladder as measuring
-    from numdiff.files import check_output, write_text
+    from numdiff.files import write_text
     from numdiff.training.options import resolve
 
     options = resolve({"model": model, "optimizer": "adamw", **given})  # PyTorch's, whatever the preset has
     measuring.check_rows(options, rows)
-    check_picture(png)
-    if csv:
-        check_output("the rows", csv)
-    check_apart(("--csv", csv), ("--png", png))
+    check_results(png, ("--csv", "the rows", csv))
     if versus:
         from numdiff.benchmark.torch_step import require_torch, require_twin
         require_twin(options)

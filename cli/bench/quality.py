@@ -5,7 +5,7 @@ from numdiff.training.options import settings_of
 
 from ..output import echo
 from ..settings import KindGroup, ListOf, classes_by_number, kind_command
-from .shared import check_apart, check_picture, measured_by, model_name
+from .shared import check_results, measured_by, model_name
 
 OF_RUNS = ("checkpoint_every", "keep", "ema_std", "ema_snapshots", "sample_every", "sample_count", "log_every")
 QUALITY = measured_by(
@@ -53,18 +53,16 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
         revision,
         rules_broken,
     )
-    from numdiff.files import check_output, write_json
+    from numdiff.files import write_json
+    from numdiff.outputs import check_ending
     from numdiff.training.options import resolve
     from numdiff.training.report import save_png
 
     given = {name: value for name, value in classes_by_number(model, given).items() if value is not None}
     given.setdefault("data", default_path())  # named: all its classes, of which the presets choose a few
     targets = check_targets(TARGETS if target is None else target)
-    check_picture(png)
-    check_picture(grid)
-    if json:
-        check_output("what was measured", json)
-    check_apart(("--png", png), ("--grid", grid), ("--json", json))
+    check_ending("--grid", grid, ".png")
+    check_results(png, ("--grid", "the picture", grid), ("--json", "what was measured", json))
     options = resolve({"model": model, **given})
     echo(f"model        {model_name(options)}, {options.image_size}×{options.image_size}, batch {options.batch}, "
          f"{options.precision}, {options.steps:,} steps")

@@ -1,6 +1,4 @@
 """What the commands of `numdiff bench`, and `profile`, share: one heading, checks of outputs, the line on the model."""
-import os
-
 import click
 
 from numdiff.training import kinds
@@ -35,18 +33,13 @@ def echo_model(options):
     click.echo(f"model        {what}, {size}, batch {options.batch}, {options.precision}")
 
 
-def check_apart(*outputs):
-    """Refuse two of the (option, path) that name one file."""
-    from numdiff.errors import UsageError
-    seen = {}
-    for name, path in outputs:
-        if path and seen.setdefault(os.path.realpath(path), name) != name:
-            raise UsageError(f"{seen[os.path.realpath(path)]} and {name} name one file: give them different names.")
+def check_results(plot, *others):
+    """Refuse results that could not be written, before the long work that gives them begins.
 
-
-def check_picture(path):
-    """Refuse a picture that could not be written before the long work that it shows begins."""
-    if path:
-        from numdiff.files import check_output
-        from numdiff.plots import check_ending
-        check_output("the picture", check_ending(path))
+    plot: path of --png, or None; others: as `check_outputs` takes them
+    """
+    from numdiff.outputs import check_outputs
+    from numdiff.plots import check_ending
+    if plot:
+        check_ending(plot)
+    check_outputs([("--png", "the picture", plot), *others])

@@ -1,9 +1,12 @@
 """A contact sheet: a dataset at a glance, one row of images a class, as a PNG. Latents are shown undecoded."""
+import contextlib
+
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import NumdiffError, printable
 from ..files import atomic_file
+from ..outputs import check_ending, check_output
 
 COLUMNS, ROWS = 16, 40  # images a row, and rows at most
 CELL = 64  # pixels of an image on the sheet, about: smaller images are shown at a whole multiple of their size
@@ -53,12 +56,24 @@ def as_pixels(images, statistics):
     return np.rint(255 * np.clip(scaled, 0, 1)).astype(np.uint8)
 
 
+def check_sheet(path, dataset):
+    """Raise a `NumdiffError` where `path` cannot, or must not, hold the contact sheet of the file `dataset`."""
+    check_ending("--sheet", path, ".png")
+    with _remedy_told():
+        check_output("the contact sheet", path, dataset)
+
+
 def save_sheet(dataset, path):
     """Write the contact sheet as a PNG, completely or not at all."""
     sheet = contact_sheet(dataset)
+    with _remedy_told(), atomic_file(path, "the contact sheet") as file:
+        sheet.save(file, "PNG")
+
+
+@contextlib.contextmanager
+def _remedy_told():
     try:
-        with atomic_file(path, "the contact sheet") as file:
-            sheet.save(file, "PNG")
+        yield
     except NumdiffError as error:
         raise NumdiffError(f"{str(error).rstrip('.')}, with --sheet PATH, or use --no-sheet.") from None
 

@@ -236,16 +236,19 @@ def run_of(model):
             "init": init and hashlib.blake2b("\n".join(init).encode(), digest_size=8).hexdigest()}
 
 
-def check_schedule(schedule, sampling=None):
-    """Refuse what is no schedule, and one that was learned from another model or with other settings."""
+def check_schedule(schedule, sampling=None, name="this"):
+    """Refuse what is no schedule, and one that was learned from another model or with other settings.
+
+    name: what messages call it
+    """
     try:
         schema.check(schedule, SCHEDULE, "the schedule")
     except schema.Mismatch as error:
-        raise UsageError(f"this is no schedule of numdiff schedule: {error}; make one from the model.") from None
+        raise UsageError(f"{name} is no schedule of numdiff schedule: {error}; make one from the model.") from None
     sigmas, weights = schedule["sigmas"], schedule["weights"]
     if [len(row) for row in weights] != list(range(2, len(sigmas) + 2)) or sorted(sigmas, reverse=True) != sigmas:
-        raise UsageError("this is no schedule of numdiff schedule: its levels must fall, and its i-th row of weights "
-                         "have i + 1 numbers; make one from the model.")
+        raise UsageError(f"{name} is no schedule of numdiff schedule: its levels must fall, and its i-th row of "
+                         "weights have i + 1 numbers; make one from the model.")
     now = described(sampling) if sampling else {}
     for name, value in now.items():
         learned = schedule.get(name)
@@ -263,9 +266,10 @@ def read_schedule(path):
     try:
         schedule = schema.parse_json(read_bytes(path, FILE_BYTES))
     except Refused as error:
-        raise UsageError(f"{path} is no schedule of numdiff schedule: {error}.") from None
+        raise UsageError(f"--schedule {path} is no schedule of numdiff schedule: {error}; make one from the "
+                         "model.") from None
     except OSError as error:
         raise UsageError(f"--schedule {path} cannot be read ({error.strerror}): give a file that numdiff schedule "
                          "wrote.") from None
-    check_schedule(schedule)
+    check_schedule(schedule, name=f"--schedule {path}")
     return schedule

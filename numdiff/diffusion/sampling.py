@@ -171,6 +171,7 @@ class Sampling:
             raise UsageError("cfg_interval {:g},{:g} holds none of the noise levels at which the {} steps evaluate the "
                              "model, from {:g} down to {:g}: widen it, or leave it out.".format(
                                  *self.cfg_interval, self.steps, self.sigmas[0], self.sigmas[-2]))
+        self._check_churn()
         self.eager, self.arena = eager, arena
         self._run = functools.cache(self.new_run)
 
@@ -333,6 +334,14 @@ class Sampling:
         if name in WITH_ETA:
             return {"eta": float(WITH_ETA[name] if eta is None else eta)}
         return {"variance": variance or ("learned" if learned else "small")} if name == "ddpm" else {}
+
+    def _check_churn(self):
+        low, high = self.settings.get("s_tmin", 0.0), self.settings.get("s_tmax", math.inf)
+        if self.settings.get("s_churn") and not any(low <= sigma <= high for sigma in self.sigmas[:-1]):
+            name = "s_tmin" if low > self.sigmas[-2] else "s_tmax"
+            raise UsageError(f"{name} {self.settings[name]:g} leaves s_churn none of the noise levels of the "
+                             f"{self.steps} steps, from {self.sigmas[0]:g} down to {self.sigmas[-2]:g}: widen the "
+                             "range, or leave it out.")
 
     def _check_slerp(self):
         if self.slerp is None:

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from ..device import get_backend
 from ..errors import UsageError, visibly
-from ..files import check_apart, check_output, write_json
+from ..files import write_json
+from ..outputs import check_ending, check_outputs
 from ..progress_bar import progress_bar
 from .features import RandomConv, extract, find_extractor
 from .frechet import frechet_distance
@@ -33,10 +34,12 @@ def evaluate_command(samples, reference=None, features=None, classes=None, neare
         raise UsageError("there is nothing to compare with: give a REFERENCE, or --save-stats or --save-features.")
     if reference is None and (json_file or classes):
         raise UsageError("--json and --classes need a REFERENCE: give one, or leave them out.")
-    for what, path in (("the statistics", save_stats), ("the features", save_feature_file), ("the figures", json_file)):
-        if path:
-            check_output(what, path)
-            check_apart(what, path, samples, *([] if reference is None else [reference]))
+    for option, path, ending in (("--save-stats", save_stats, ".npz"), ("--save-features", save_feature_file, ".npz"),
+                                 ("--json", json_file, ".json")):
+        check_ending(option, path, ending)
+    check_outputs([("--save-stats", "the statistics", save_stats), ("--save-features", "the features",
+                                                                    save_feature_file),
+                   ("--json", "the figures", json_file)], samples, reference)
     sources = [open_source(samples)] + ([open_source(reference, classes)] if reference is not None else [])
     sources = _of_one_size(sources, classes)
     images = [s for s in sources if isinstance(s, Images)]

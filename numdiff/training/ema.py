@@ -1,8 +1,8 @@
 """What `numdiff ema` does: an average of another width as a model file."""
 import pathlib
 
-from ..errors import UsageError, visibly
-from ..files import check_output
+from ..errors import visibly
+from ..outputs import check_ending, check_output
 from .model_files import read_model_file, write_model_file
 from .sampling import find_model
 
@@ -15,11 +15,8 @@ def ema_command(run, std, output=None, outdir="runs", echo=print):
     echo = visibly(echo)
     checkpoint = pathlib.Path(find_model(run, outdir, echo))
     path = pathlib.Path(output or checkpoint.with_name(f"ema-{std:g}.h5"))
-    if path.suffix != ".h5":
-        raise UsageError(f"--output {path} must end in .h5, as model files do.")
-    check_output("the model file", path)
-    if path.exists() and path.samefile(checkpoint):
-        raise UsageError(f"--output {path} is the checkpoint itself: give another name.")
+    check_ending("--output", path, ".h5")
+    check_output("the model file", path, checkpoint)
     options, arrays, meta = read_model_file(checkpoint, ema_std=std)
     kept = {name: meta[name] for name in ("classes", "pictures") if meta.get(name)}
     write_model_file(path, options, arrays, meta.get("diffusion"), meta.get("step", 0), meta["model"],

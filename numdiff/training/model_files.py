@@ -18,11 +18,13 @@ from .. import schema
 from ..diffusion import Diffusion, alpha_bars
 from ..diffusion.schedule import SCHEDULES
 from ..errors import NumdiffError, UsageError, shown
-from ..files import Refused, atomic_file, check_apart
+from ..files import Refused, atomic_file
 from ..hdf5 import is_hdf5
 from ..nn.convert import find_diffusers, read_weights, to_numdiff_layout, to_torch_layout, write_state_dict
+from ..nn.convert.diffusers import FOLDER
 from ..nn.model import Model, parameter_shapes
 from ..nn.module import ALIGNMENT
+from ..outputs import check_apart, check_output
 from ..settings import COMMON
 from . import kinds
 from .checkpoint import INDEX, load_checkpoint, newest_checkpoint, save_checkpoint
@@ -51,11 +53,12 @@ DIFFUSION = {"steps": schema.integer(1, MAX_STEPS), "schedule": schema.text(40),
              "time_shift": schema.number(0, 100), "sigma_data": schema.number(0, 1e3)}
 
 
-def load(path: str | os.PathLike, device: str = "auto", weights: str = "ema", precision: str = "auto",
+def load(path: str | os.PathLike, device: str = "auto", weights: str | None = None, precision: str = "auto",
          ema_std: float | None = None) -> Model:
     """The model in a checkpoint, a run folder (its newest checkpoint) or a file of `numdiff convert`.
 
-    device: "auto", "cpu" or "cuda"; weights: "ema" for the averaged weights where the file has them, or "raw"
+    device: "auto", "cpu" or "cuda"; weights: "ema" for the averaged weights, "raw" for those of the last step, None for
+        the averaged ones where the file has them
     precision: "fp32", "tf32", "fp16" (a GPU's), "bf16", or "auto": fp16 on GPUs from sm_80 on, else fp32
     ema_std: the relative width of an average that is put together from those that the run kept (`--ema-std`)
     `model.options`, `model.diffusion` and `model.meta` say what it is and how it was trained.
@@ -72,17 +75,17 @@ def load(path: str | os.PathLike, device: str = "auto", weights: str = "ema", pr
     return model
 
 
-def read_model_file(path, weights="ema", ema_std=None):
+def read_model_file(path, weights=None, ema_std=None):
     """(model options, {name: array in numdiff's layout}, meta) of a checkpoint, run folder or model file.
 
-    ema_std: as in `load`; the meta then tells in "averaged" what the weights are made of
+    weights, ema_std: as in `load`; the meta then tells in "averaged" what the weights are made of
     """
     path = pathlib.Path(path)
-    if weights not in ("ema", "raw"):
+    if weights not in (None, "ema", "raw"):
         raise UsageError(f"unknown weights {weights!r}: use ema or raw.")
     if ema_std is not None and (isinstance(ema_std, bool) or not isinstance(ema_std, numbers.Real)):
         raise UsageError(f"ema_std is a number such as 0.08, the width of an average, and not {shown(ema_std)}.")
-    if ema_std is not None and weights != "ema":
+    if ema_std is not None and weights == "raw":
         raise UsageError(f"ema_std {ema_std:g} is of averaged weights, and does not go with weights {weights}: leave "
                          "one of them out.")
     if path.is_dir():
@@ -99,7 +102,10 @@ def read_model_file(path, weights="ema", ema_std=None):
     if weights == "raw" and "averaged" in meta:
         raise UsageError(f"{path} holds averaged weights alone, and none as trained, which weights raw asks for: leave "
                          "that out, or give a checkpoint of the run.")
-    name = "ema" if weights == "ema" and "ema" in buffers else "parameters"
+    if weights == "ema" and ema_std is None and len(buffers) > 1 and "ema" not in buffers:  # of a run
+        raise UsageError(f"{path} holds no averaged weights, as its run kept none (--ema-halflife 0): give weights "
+                         "raw, or leave that out.")
+    name = "ema" if weights != "raw" and "ema" in buffers else "parameters"
     flat, arrays = buffers.get(name), {}
     if ema_std is not None:
         flat, error, kept = post_hoc(path, ema_std, buffers, meta)
@@ -207,7 +213,7 @@ class ModelFile:
     remarks: list = field(default_factory=list)
 
 
-def read_any(source, weights="ema", diffusion=None, free=None, guess=False):
+def read_any(source, weights=None, diffusion=None, free=None, guess=False):
     """The `ModelFile` of a numdiff checkpoint, run folder or model file, of a folder of diffusers' DiT, or of what
     `load_state_dict` reads; every number in it is finite.
 
@@ -222,7 +228,8 @@ def read_any(source, weights="ema", diffusion=None, free=None, guess=False):
         found = ModelFile(source, meta["model"], options, arrays, meta.get("diffusion") or Diffusion().options,
                           meta.get("step", 0), meta.get("classes"), meta.get("weights"), meta.get("pictures"))
     else:
-        state_dict, told = read_weights(source, weights) if folder is None else read_diffusers_folder(folder, weights)
+        wanted = weights or "ema"
+        state_dict, told = read_weights(source, wanted) if folder is None else read_diffusers_folder(folder, wanted)
         known = [kind.foreign(guess) for kind in reversed(kinds.KINDS.values())]  # the first takes whatever is left
         foreign = next(found for found in known if found.recognises(state_dict))
         if guess:
@@ -257,13 +264,13 @@ def _told_of(source):
         raise NumdiffError(f"cannot use {source}: {error}.") from None
 
 
-def convert(source, target, weights="ema", diffusion=None, conv_resample=False, **free):
+def convert(source, target, weights=None, diffusion=None, conv_resample=False, **free):
     """Make a numdiff model file of another program's weights, or the reverse.
 
     source: what `load_state_dict` reads, a folder of diffusers' DiT, or a numdiff checkpoint or run folder
     target: .h5 for a numdiff model file; .npz or .safetensors for PyTorch's layout and the names of guided-diffusion or
         the public DiT; a name without a suffix for a DiT in diffusers' folder layout
-    weights: "ema" or "raw", of a source that has both
+    weights: "ema" or "raw", of a source that has both (None: "ema"); a run's that kept no average has no "ema"
     diffusion: path, steps, schedule, prediction that it was trained with, and rescale_timesteps, whether the model sees
         t as t · 1000 / steps, of the path linear as 1000 · t (True or False; required for a UNet whose steps are not
         1000)
@@ -278,7 +285,12 @@ def convert(source, target, weights="ema", diffusion=None, conv_resample=False, 
     if suffix not in ("", ".h5", *EXPORTS):
         raise UsageError(f"OUT is {str(target)!r}, and must end in .h5 (numdiff), .npz or .safetensors, or have no "
                          "ending (a folder in diffusers' layout).")
-    check_apart("the weights", target, source)
+    sources = [source, *(find_diffusers(source) / name for name in FOLDER)] if find_diffusers(source) else [source]
+    if suffix:
+        check_output("the weights", target, *sources)
+    else:
+        for path in (target, *(pathlib.Path(target, name) for name in FOLDER)):
+            check_apart("the weights", path, *sources)
     free = {k: v for k, v in free.items() if v is not None}
     diffusion = {k: v for k, v in (diffusion or {}).items() if v is not None}
     found = read_any(source, weights, diffusion, free)

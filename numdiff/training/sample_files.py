@@ -131,9 +131,11 @@ class Frames:
             self.images[self._place[k], rows] = read()[:rows.stop - rows.start]
 
     def save(self, path, final, columns=None, zoom=1):
-        """Write a .gif (256 colours) or an animated .png or .apng (all of them), looping, the last frame for longer."""
-        self.images[-1] = final
-        grids = [image_grid(images, columns, zoom=zoom) for images in self.images]
+        """Write a .gif (256 colours) or an animated .png or .apng (all of them), looping, the last frame for longer.
+
+        final: the finished images, fewer than were to be made where the sampling was stopped
+        """
+        grids = [image_grid(images, columns, zoom=zoom) for images in (*self.images[:-1, :len(final)], final)]
         pictures = [Image.fromarray(grid[..., 0] if grid.shape[-1] == 1 else grid) for grid in grids]
         durations = [round(1000 * FRAME_SECONDS)] * (len(pictures) - 1) + [round(1000 * LAST_SECONDS)]
         gif = pathlib.Path(path).suffix.lower() == ".gif"

@@ -1,7 +1,6 @@
 """What `numdiff sample` does: images from a run, a checkpoint or a converted model, as a grid, an npz, an animation."""
 import itertools
 import os
-import pathlib
 import time
 
 import numpy as np
@@ -15,7 +14,7 @@ from ..diffusion.sampling import to_uint8
 from ..distributed.communicator import AgreedError, connect
 from ..distributed.together import make_together, stop_signals
 from ..errors import NumdiffError, UsageError, visibly
-from ..files import check_output
+from ..outputs import check_ending, check_outputs
 from ..progress_bar import progress_bar
 from ..settings import as_options, flag
 from .checkpoint import buffer_names, newest_checkpoint
@@ -32,7 +31,7 @@ FRAMES = 40  # of an animation
 
 
 def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, class_name=None, batch=16, grid=None,
-                   npz=None, animation=None, frames=None, inpaint=None, mask=None, device="auto", weights="ema",
+                   npz=None, animation=None, frames=None, inpaint=None, mask=None, device="auto", weights=None,
                    outdir="runs", columns=None, precision="auto", guide_with=None, ema_std=None, schedule=None,
                    progress=False, echo=print, **more):
     """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W, C).
@@ -50,7 +49,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
     The other arguments are those of `numdiff.diffusion.Sampling` and `numdiff.load`.
 
     Under `mpiexec` the ranks make the batches in turn, and rank 0 writes. Ctrl-C and SIGTERM, on any rank, stop after
-    the current evaluation: the npz and the grid then hold the images made so far, and a `Stopped` says so.
+    the current evaluation: the files then hold the images made so far, and a `Stopped` says so.
     """
     device = resolve_device(device)
     communicator = connect("auto", device)
@@ -69,13 +68,13 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         if animation and communicator.size > 1:
             raise UsageError("--animation watches one process at work: leave mpiexec out, or --animation.")
         checkpoint = communicator.first(find_model, run, outdir, echo)
-        guide = guide_with and communicator.first(find_model, guide_with, outdir, echo)
+        guide = guide_with and communicator.first(_find_guide, guide_with, outdir, echo)
         if guide and ema_std is None and os.path.samefile(guide, checkpoint):
             raise UsageError(f"--guide-with {guide_with} is the model itself, {checkpoint}: give a smaller one, or an "
                              "earlier checkpoint, such as a run of fewer --steps.")
-        for what, path in (("the picture", grid), ("the animation", animation)):  # the npz is opened before it begins
-            if path:
-                communicator.first(check_output, what, path)
+        outputs = [("--grid", "the picture", grid), ("--npz", "the samples", npz),
+                   ("--animation", "the animation", animation)]
+        communicator.first(check_outputs, outputs, checkpoint, guide, inpaint, mask, schedule)
         model = communicator.build(load_by_options, checkpoint, device, weights, precision, ema_std)
         if guide:
             more["guide"] = communicator.build(load_by_options, guide, device, weights, precision)
@@ -132,8 +131,6 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
             if number and not made:
                 raise AgreedError(f"stopped before the first {sampling.batch:,} images were done; nothing was written.",
                                   128 + number)
-        if number:
-            moving, animation = None, None
         if not first:
             if number:
                 raise AgreedError("stopped.", 128 + number)
@@ -141,16 +138,17 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         if grid:
             save_png(grid, image_grid(shown[:made], columns, zoom=zoom))
         if moving:
-            moving.save(animation, shown[:moving.images.shape[1]], columns, zoom)
+            moving.save(animation, shown[:min(made, ANIMATED)], columns, zoom)
         for path, most in ((grid, SHOWN), (animation, ANIMATED)):
             if path and made > most:
                 echo(f"{path} shows the first {most} of the {made:,} images")
-        written = ", ".join(str(path) for path in (grid, npz, animation) if path)
+        paths = [str(path) for path in (grid, npz, animation) if path]
+        written = ", ".join(paths)
         if number:
             rest = "" if sampling.slerp else (f"; the others are made with --seed {seed + made} --count {count - made}"
                                               f"{classes_from(sampling.labels, made, turn)}")
             raise AgreedError(f"stopped after {made:,} of {count:,} images, which {written} "
-                              f"hold{'' if grid and npz else 's'}{rest}.", 128 + number)
+                              f"hold{'s' if len(paths) == 1 else ''}{rest}.", 128 + number)
         echo(f"{written}: {count:,} images of {checkpoint} (step {model.meta.get('step', 0):,}, "
              f"{weights_used(checkpoint, weights, model)} weights), {say_how(sampling)}, {model.precision}, "
              f"{time.perf_counter() - started:.1f} s")
@@ -232,7 +230,7 @@ def weights_used(checkpoint, weights, model):
     names = set(buffer_names(checkpoint))
     if names == {"parameters"}:
         return "converted"
-    return weights if "ema" in names else "raw"
+    return weights or ("ema" if "ema" in names else "raw")
 
 
 def find_model(run, outdir="runs", warn=print):
@@ -258,6 +256,14 @@ def find_model(run, outdir="runs", warn=print):
     if newest is None:
         raise NumdiffError(f"{run} has no valid checkpoint to sample from: go on training it, or give another run.")
     return newest
+
+
+def _find_guide(run, outdir, warn):
+    """`find_model` for --guide-with."""
+    try:
+        return find_model(run, outdir, warn)
+    except NumdiffError as error:
+        raise type(error)(f"--guide-with: {error}") from None
 
 
 def load_by_options(*arguments):
@@ -306,11 +312,7 @@ def _watch(frames):
 def _check_names(grid, npz, animation):
     for option, path, endings in (("--grid", grid, (".png",)), ("--npz", npz, (".npz",)),
                                   ("--animation", animation, ANIMATIONS)):
-        if path is not None and pathlib.Path(path).suffix.lower() not in endings:
-            raise UsageError(f"{option} {path} must end in {' or '.join(endings)}.")
-    paths = [pathlib.Path(path).absolute() for path in (grid, npz, animation) if path]
-    if len(set(paths)) < len(paths):
-        raise UsageError("--grid and --animation name one file: give them different names.")
+        check_ending(option, path, *endings)
 
 
 def _check_alone(frames, animation, columns, grid, inpaint, more):

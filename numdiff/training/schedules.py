@@ -6,7 +6,8 @@ from ..diffusion import Sampling
 from ..diffusion.learned_steps import CHOICES, Trajectory
 from ..distributed.communicator import connect
 from ..errors import UsageError
-from ..files import check_output, write_json
+from ..files import write_json
+from ..outputs import check_ending, check_output
 from ..progress_bar import progress_bar
 from ..settings import as_options
 from .options import resolve_device
@@ -16,7 +17,7 @@ MAX_BYTES = 4 << 30  # of what is kept of the long run
 
 
 def schedule_command(run, steps=6, output="schedule.json", from_steps=300, count=32, seed=1 << 20, batch=16,
-                     device="auto", weights="ema", precision="auto", outdir="runs", progress=False, echo=print, **more):
+                     device="auto", weights=None, precision="auto", outdir="runs", progress=False, echo=print, **more):
     """Write a schedule of `steps` steps, learned from `from_steps` of DDIM on `count` images; returns it.
 
     run, weights, precision: as `sample_command`'s; more: of `Sampling`: cfg_scale, cfg_channels, clip
@@ -26,11 +27,12 @@ def schedule_command(run, steps=6, output="schedule.json", from_steps=300, count
     with communicator.job():
         if communicator.size > 1:
             raise UsageError("numdiff schedule is the work of one process: leave mpiexec out.")
-        check_output("the schedule", output)
+        check_ending("--output", output, ".json")
         if steps > from_steps:
             raise UsageError(f"--steps {steps} cannot be learned from --from-steps {from_steps}: give fewer, or more "
                              "to learn from.")
         checkpoint = find_model(run, outdir, echo)
+        check_output("the schedule", output, checkpoint)
         model = load_by_options(checkpoint, device, weights, precision)
         image = 4 * (from_steps + 1) * model.image_size ** 2 * model.in_channels  # bytes of an image's states
         kept = image * (count + min(batch, count))  # and of a batch's answers
@@ -45,6 +47,8 @@ def schedule_command(run, steps=6, output="schedule.json", from_steps=300, count
         with progress_bar((evaluations + CHOICES * steps) * -(-count // sampling.batch), "learning", "step",
                           shown=None if progress else False) as bar:
             schedule = {**Trajectory(sampling, lambda: bar.update(1)).schedule(steps), "numdiff": __version__}
+        with as_options():
+            Sampling(model, 1, schedule=schedule, **more)  # what cannot be sampled with is refused now
         write_json(output, schedule, "the schedule")
         echo(f"{output}: {steps} steps of {evaluations} of DDIM, from {count} images of {checkpoint}, "
              f"{time.perf_counter() - started:.1f} s")

@@ -329,7 +329,12 @@ def test_bad_input_is_one_sentence(samples, reference, tmp_path, monkeypatch):
         ("good.npz good.npz --json no/f.json", "does not exist"),
         ("samples.npz --save-stats samples.npz", "it is samples.npz, which is read; give another name"),
         ("good.npz mine.npz --save-features ./mine.npz", "it is mine.npz, which is read; give another name"),
-        ("good.npz mine.npz --json good.npz", "it is good.npz, which is read; give another name"),
+        ("good.npz mine.npz --json good.npz", "--json good.npz must end in .json"),
+        ("good.npz mine.npz --json pictures/1.png", "--json pictures/1.png must end in .json"),
+        ("samples.npz --save-stats s.txt --features " + MEANS, "--save-stats s.txt must end in .npz"),
+        ("samples.npz --save-features f.npy --features " + MEANS, "--save-features f.npy must end in .npz"),
+        ("samples.npz --save-stats z.npz --save-features ./z.npz --features " + MEANS,
+         "--save-stats and --save-features name one file: give them different names"),
         ("good.npz --json f.json --save-stats a.npz", "need a"),
     ]
     for arguments, message in cases:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import numdiff
-from numdiff.data.dataset import open_dataset
+from numdiff.data.dataset import default_path, open_dataset
 from numdiff.diffusion import Diffusion
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT, UNet
@@ -452,15 +452,20 @@ class Bomb:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89HDF\r\n\x1a\n" + b"\0" * 300, pickle.dumps({"model": Bomb()}),
-                                     b"PK\x03\x04 no zip", b"{}"])
+                                     b"PK\x03\x04 no zip", b"{}", b"\x89PNG\r\n\x1a\n" + b"\0" * 300])
 def test_damaged_files_and_programs(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.pt").write_bytes(content)
     for kind in ("unet", "dit"):
         with pytest.raises(NumdiffError, match="bad.pt") as refused:
             resolve({"model": kind, "init": str(tmp_path / "bad.pt"), "device": "cpu"})
-        assert "\n" not in str(refused.value)
+        assert "\n" not in str(refused.value) and "--init" in str(refused.value)
     assert not (tmp_path / "exploded").exists()
+
+
+def test_a_dataset_is_no_start():
+    with pytest.raises(NumdiffError, match="^--init: .*emoji64.h5 is an HDF5 file but not a numdiff checkpoint; give"):
+        resolve({"model": "unet", "init": default_path(), "device": "cpu"})
 
 
 def test_init_and_resume_exclude_each_other(runs):

@@ -1,6 +1,7 @@
 """Models as files: loading, converting in both directions, and what is said where it cannot be done."""
 import zipfile
 
+import h5py
 import numpy as np
 import pytest
 
@@ -97,6 +98,47 @@ def test_checkpoints_and_run_folders(tmp_path, run, weights, value):
     assert options == model.options and meta["diffusion"]["steps"] == 50 and meta["step"] == 10
     assert meta["classes"] == ["cat"] and meta["pictures"] == PICTURES
     assert all((a == value).all() for a in arrays.values())
+
+
+def test_convert_replaces_nothing_that_is_kept(tmp_path, run):
+    newest, other, folder = run / checkpoint_name(20), tmp_path / "other.h5", tmp_path / "dit"
+    other.write_bytes(newest.read_bytes())
+    _, state = stored_state("plain")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["images"] = np.zeros((2, 8, 8, 3), np.uint8)
+    folder.mkdir()
+    write_npz(folder / "diffusion_pytorch_model.safetensors", state)
+    (folder / "config.json").write_text("{}")
+    before = {path: path.read_bytes() for path in (newest, other, *folder.iterdir())}
+    for source, target, message in (
+            (run, newest, "it is a checkpoint of a run; give another name"),
+            (newest, newest, "which is read"), (run, other, "it is a checkpoint of a run"),
+            (run, tmp_path / "data.h5", "it is a dataset"),
+            (run, tmp_path / "no" / "m.h5", "the folder does not exist"),
+            (folder, folder / "diffusion_pytorch_model.safetensors", "which is read"),
+            (folder / "diffusion_pytorch_model.safetensors", folder, "which is read")):
+        with pytest.raises(NumdiffError, match=message):
+            convert(source, target)
+    (run / "options.json").write_text("{}")
+    with pytest.raises(NumdiffError, match="a file of this name is the run's own"):
+        convert(other, run / checkpoint_name(30))  # which --resume would take for the run's newest
+    assert before == {path: path.read_bytes() for path in before}
+    convert(run, run / "model.h5")
+    convert(run, run / "model.h5")  # may be made again
+
+
+def test_averaged_weights_that_are_asked_for_must_be_there(tmp_path, run):
+    buffers, meta = load_checkpoint(run / checkpoint_name(20))
+    del buffers["ema"]
+    save_checkpoint(tmp_path / "raw.h5", buffers, meta)
+    model = load(tmp_path / "raw.h5", "cpu")
+    assert model.meta["step"] == 20 and all((a == 1).all() for a in model.arrays().values())
+    for ask in (lambda: load(tmp_path / "raw.h5", "cpu", "ema"),
+                lambda: convert(tmp_path / "raw.h5", tmp_path / "m.h5", "ema")):
+        with pytest.raises(UsageError, match="raw.h5 holds no averaged weights.* give weights raw, or leave that out"):
+            ask()
+    convert(tmp_path / "raw.h5", tmp_path / "m.h5")
+    load(tmp_path / "m.h5", "cpu", "ema")  # of one set, which may be of averages
 
 
 def test_what_is_missing_is_asked_for(tmp_path):

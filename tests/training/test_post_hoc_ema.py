@@ -3,6 +3,7 @@ import copy
 import math
 import os
 
+import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -218,16 +219,20 @@ def test_the_command_and_what_takes_its_file(folder, tmp_path, monkeypatch):
                      "--device", "cpu", "--grid", tmp_path / "b.png")  # by the same weights, averaged otherwise
     assert guided.exit_code == 0 and "autoguidance 2" in guided.output
     monkeypatch.chdir(tmp_path)
+    with h5py.File("data.h5", "w") as file:
+        file["images"] = np.zeros((2, 8, 8, 3), np.uint8)
     for arguments, message in (
             (["--std", 0.3], "the width 0.3 does not follow from the averages that"),
             (["--std", "nan"], "the width nan does not follow"),
             (["--std", 0.01], r"(0.05, 0.1, at 16 times), which give widths from 0.02"),
             (["--std", 0.08, "--output", "a.npz"], "--output a.npz must end in .h5"),
             (["--std", 0.08, "--output", "no/a.h5"], "the folder does not exist"),
-            (["--std", 0.08, "--output", newest_checkpoint(folder)], "is the checkpoint itself")):
+            (["--std", 0.08, "--output", newest_checkpoint(folder)], "which is read; give another name"),
+            (["--std", 0.08, "--output", P.list_snapshots(folder)[0][1]], "a file of this name is the run's own"),
+            (["--std", 0.08, "--output", "data.h5"], "it is a dataset; give another name")):
         result = command("ema", folder, *arguments)
         assert result.exit_code in (1, 2) and message in result.output and "Traceback" not in result.output
-    assert sorted(os.listdir()) == ["a.png", "b.png"]
+    assert sorted(os.listdir()) == ["a.png", "b.png", "data.h5"]
 
 
 def test_what_keeps_no_averages_says_so(folder, tmp_path):

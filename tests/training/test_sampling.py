@@ -9,6 +9,7 @@ import signal
 import zipfile
 from types import SimpleNamespace
 
+import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -20,6 +21,7 @@ from numdiff.diffusion.sampling import VARIANCES
 from numdiff.diffusion.schedule import SPACINGS
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import UNet
+from numdiff.training.checkpoint import save_checkpoint
 from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve
 from numdiff.training.precision import MEANING
@@ -382,7 +384,7 @@ BAD = [  # arguments, exit code, what the message says
     ("--cfg-scale 2", 2, "guidance needs a model with a null class"), ("--cfg-scale much", 2, "--cfg-scale"),
     ("--cfg-interval 1,5", 2, "--cfg-interval has no effect without guidance"),
     ("--cfg-interval a,5", 2, "'a,5' is not a list of numbers"), ("--guide-scale 2", 2, "give --guide-with, too"),
-    ("--guide-with nowhere", 1, "nowhere does not exist"),
+    ("--guide-with nowhere", 1, "--guide-with: nowhere does not exist"),
     ("--cfg-scale nan", 2, "finite"), ("--cfg-channels 3", 2, "give a --cfg-scale"),
     ("--sampler leapfrog", 2, "--sampler"), ("--steps 0", 2, "--steps"), ("--steps 5000", 2, "5000"),
     ("--steps ²", 2, "neither a number from 1 nor a respacing"), ("--steps ddim", 2, "nor a respacing"),
@@ -394,13 +396,17 @@ BAD = [  # arguments, exit code, what the message says
     ("--weights raw --ema-std 0.1", 2, "--ema-std 0.1 is of averaged weights, and does not go with --weights raw"),
     ("--slerp 5", 2, ": --slerp needs whole rows"), ("--slerp 4 --sampler ddpm", 2, "adds no noise"),
     ("--sampler heun --s-churn 3 --s-tmin 5 --s-tmax 2", 2, "--s-tmin 5 is above --s-tmax 2"),
+    ("--sampler heun --s-churn 3 --s-tmax 0.00001", 2, "--s-tmax 1e-05 leaves --s-churn none of the noise levels"),
+    ("--sampler euler --s-churn 3 --s-tmin 1e9", 2, "--s-tmin 1e+09 leaves --s-churn none"),
     ("--frames 3", 2, "--frames 3 needs --animation"), ("--jump 3", 2, "--jump 3 needs --inpaint"),
     ("--resamples 3", 2, "--resamples 3 needs --inpaint"),
     ("--npz a.npz --columns 3", 2, "--columns 3 needs --grid or --animation"),
     ("--seed 4294967290", 2, "must be between 0 and 4294967295"),
     ("--grid a.jpg", 2, "--grid a.jpg must end in .png"), ("--npz a.h5", 2, "--npz a.h5 must end in .npz"),
     ("--animation a.mp4", 2, "--animation a.mp4 must end in .gif or .png or .apng"),
-    ("--animation a.png --grid a.png", 2, "one file"), ("--inpaint a.png", 2, "belong together"),
+    ("--animation a.png --grid a.png", 2, "one file"),
+    ("--animation ../{here}/a.png --grid a.png", 2, "--grid and --animation name one file"),
+     ("--inpaint a.png", 2, "belong together"),
     ("--mask left", 2, "belong together"), ("--inpaint a.png --mask left", 2, "no picture a.png"),
     ("--inpaint a.png --mask left --sampler heun", 2, "leave --sampler out"),
     ("--precision fp16", 2, "--precision fp16 computes on a GPU; on the CPU use --precision fp32"),
@@ -414,10 +420,62 @@ BAD = [  # arguments, exit code, what the message says
 @pytest.mark.parametrize("arguments, exit_code, message", BAD, ids=[a for a, _, _ in BAD])
 def test_bad_input_is_one_sentence(model_file, tmp_path, monkeypatch, arguments, exit_code, message):
     monkeypatch.chdir(tmp_path)
-    result = run(model_file, *arguments.split())
+    result = run(model_file, *arguments.format(here=tmp_path.name).split())
     assert result.exit_code == exit_code, result.output
     assert last_line(result).startswith("Error: ") and message in last_line(result)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--grid", "--animation"])
+@pytest.mark.parametrize("read", ["picture.png", "mask.png", "data.png"])
+def test_what_it_reads_is_not_replaced(model_file, tmp_path, monkeypatch, option, read):
+    monkeypatch.chdir(tmp_path)
+    for name in ("picture.png", "mask.png"):
+        Image.new("RGB", (16, 16)).save(name)
+    with h5py.File("data.png", "w") as file:
+        file["images"] = np.zeros((2, 8, 8, 3), np.uint8)
+    before = (tmp_path / read).stat()
+    result = run(model_file, "--inpaint", "picture.png", "--mask", "mask.png", option, tmp_path / read)
+    assert result.exit_code == 1 and last_line(result).startswith("Error: cannot write the "), result.output
+    assert ("it is a dataset" if read == "data.png" else f"it is {read}, which is read") in last_line(result)
+    assert (tmp_path / read).stat() == before
+
+
+def test_a_stopped_animation_has_what_is_finished(model_file, tmp_path, monkeypatch):
+    evaluations, original = [], Sampling.batches
+
+    def stopping(self, progress, *more):
+        def count():
+            evaluations.append(1)
+            if len(evaluations) == 8:  # in the third batch
+                os.kill(os.getpid(), signal.SIGINT)
+            progress()
+        return original(self, count, *more)
+
+    monkeypatch.setattr(Sampling, "batches", stopping)
+    how = {"steps": 3, "batch": 2, "device": "cpu", "columns": 4}
+    with pytest.raises(NumdiffError, match=r"stopped after 4 of 7 images, which \S*a.png holds; the others are made "):
+        sample_command(model_file, count=7, animation=tmp_path / "a.png", **how)
+    monkeypatch.setattr(Sampling, "batches", original)
+    sample_command(model_file, count=4, animation=tmp_path / "b.png", **how)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_averages_that_no_run_kept_are_not_taken_for_others(tmp_path):
+    """…where they are asked for; what is used is told."""
+    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(),
+                 device="cpu")
+    flat = np.zeros(model.parameters.total, np.float32)
+    for name, more in (("raw", {}), ("both", {"ema": flat})):
+        save_checkpoint(tmp_path / f"{name}.h5", {"parameters": flat, "m": flat, **more}, {
+            "model": "unet", "model_options": model.options, "index": model.parameters.index, "step": 3})
+    how = ["--count", 1, "--steps", 2, "--npz", tmp_path / "a.npz"]
+    for name, weights, told in (("raw", [], "raw weights"), ("raw", ["--weights", "raw"], "raw weights"),
+                                ("both", [], "ema weights"), ("both", ["--weights", "raw"], "raw weights")):
+        result = run(tmp_path / f"{name}.h5", *how, *weights)
+        assert result.exit_code == 0 and told in last_line(result), result.output
+    result = run(tmp_path / "raw.h5", *how, "--weights", "ema")
+    assert result.exit_code == 2 and "give --weights raw, or leave that out" in last_line(result), result.output
 
 
 def test_a_worse_model_guides(model_file, tmp_path):

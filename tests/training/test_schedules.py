@@ -47,9 +47,15 @@ def test_refused(model_file, tmp_path):
     learn(model_file, path)
     other = write_model(tmp_path / "other.h5", image_size=8)
     (tmp_path / "text.json").write_text("[1, 2")
+    (tmp_path / "empty.json").write_text("{}")
+    (tmp_path / "options.json").write_text("{}")
     for arguments, sentence in (
             (("sample", model_file, "--schedule", tmp_path / "none.json"), "cannot be read (No such file"),
             (("sample", model_file, "--schedule", tmp_path / "text.json"), "numdiff schedule: it is no"),
+            (("sample", model_file, "--schedule", tmp_path / "empty.json"), "--schedule /"),
+            (("sample", model_file, "--schedule", tmp_path / "empty.json"), "empty.json is no schedule of"),
+            (("schedule", model_file, "--output", "s.txt"), "--output s.txt must end in .json"),
+            (("schedule", model_file, "--output", tmp_path / "options.json"), "a file of this name is the run's own"),
             (("sample", model_file, "--schedule", model_file), "is no schedule of numdiff schedule"),
             (("sample", other, "--schedule", path), "learned with model_options.image_size 16, and here it is 8"),
             (("sample", model_file, "--schedule", path, "--steps", 50), "--steps 50 does not go with --schedule"),
@@ -64,6 +70,17 @@ def test_refused(model_file, tmp_path):
         result = run(*arguments)
         assert result.exit_code and sentence in result.output, (arguments, result.output)
     assert not (tmp_path / "schedule.json").exists()
+
+
+def test_no_schedule_is_written_that_cannot_be_sampled_with(tmp_path):
+    guided, path = write_model(tmp_path / "guided.h5", class_dropout=0.1), tmp_path / "three.json"
+    result = learn(guided, path, "--cfg-scale", 2, "--cfg-interval", "9,100")
+    assert result.exit_code == 2 and "--cfg-interval 9,100 holds none of the noise levels at which the 3 steps" in (
+        result.output.splitlines()[-1]), result.output
+    assert not path.exists()
+    assert learn(guided, path, "--cfg-scale", 2, "--cfg-interval", "0.1,5").exit_code == 0
+    assert run("sample", guided, "--schedule", path, "--cfg-scale", 2, "--cfg-interval", "0.1,5", "--count", 1, "--npz",
+               tmp_path / "a.npz").exit_code == 0
 
 
 @pytest.mark.usefixtures("no_curves")

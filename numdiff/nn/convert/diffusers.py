@@ -22,6 +22,7 @@ from .check import listed
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 PICKLED_WEIGHTS = "diffusion_pytorch_model.bin"
+FOLDER = (CONFIG, WEIGHTS, PICKLED_WEIGHTS)  # what a model's folder may hold
 PIPELINE, INSIDE = "model_index.json", ("transformer", "unet")  # a whole pipeline's folder, and where its model is
 LARGEST_CONFIG = 1 << 20  # bytes
 CLASSES = ("DiTTransformer2DModel", "Transformer2DModel")  # now, and in the published folders

@@ -1,0 +1,81 @@
+"""What a command may write: neither over what it reads, nor over another of its outputs, nor over what is kept.
+
+    check_outputs([("--grid", "the picture", grid), ("--npz", "the samples", npz)], checkpoint, mask)
+
+stands before the long work whose results are to go there. Kept is what nobody can make again in a moment: the files of
+a run, its checkpoints wherever they lie, and datasets. (files.py writes, so that a file is whole or not there.)
+"""
+import contextlib
+import errno
+import os
+import re
+import stat
+
+from .errors import NumdiffError, UsageError
+from .files import Refused, cannot_write, check_target
+
+RUN = "options.json"  # what a folder is a run's by
+OF_A_RUN = re.compile(r"^((checkpoint|averages)-\d+\.h5(\.old(\.\d+)?)?|options\.json|stats\.jsonl)$")
+
+
+def check_outputs(outputs, *sources):
+    """Raise a `NumdiffError` for the first of several outputs that must not be written where it is to go.
+
+    outputs: [(option, what it holds, path)], None for a path that is not given; sources: as `check_output` takes them
+    """
+    options = {}
+    for option, what, path in outputs:
+        if path:
+            check_output(what, path, *sources)
+            other = options.setdefault(os.path.realpath(path), option)
+            if other != option:
+                raise UsageError(f"{other} and {option} name one file: give them different names.")
+
+
+def check_output(what, path, *sources):
+    """Raise a `NumdiffError` where `path` could not be written, or would replace what is read or kept.
+
+    sources: paths of what is read, None for those that are not there
+    """
+    check_target(what, path)
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise cannot_write(what, path, error) from error
+    check_apart(what, path, *sources)
+
+
+def check_apart(what, path, *sources):
+    """Raise a `NumdiffError` where writing `path` would replace what is read, or kept."""
+    for source in filter(None, sources):
+        if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
+            raise NumdiffError(f"cannot write {what} {path}: it is {source}, which is read; give another name.")
+    why = _why_kept(path)
+    if why:
+        raise NumdiffError(f"cannot write {what} {path}: {why}; give another name.")
+
+
+def check_ending(option, path, *endings):
+    """Raise a `UsageError` where the path of an option has none of the endings, in upper or lower case."""
+    if path is not None and os.path.splitext(path)[1].lower() not in endings:
+        raise UsageError(f"{option} {path} must end in {' or '.join(endings)}.")
+
+
+def _why_kept(path):
+    """Why nothing may be written at a path, in words; None where something may."""
+    folder, name = os.path.split(os.path.realpath(path))
+    if OF_A_RUN.match(name) and os.path.isfile(os.path.join(folder, RUN)):
+        return "a file of this name is the run's own"  # also one that is not there: it would be taken for a checkpoint
+    if os.path.isfile(path):
+        from .hdf5 import open_hdf5  # it imports h5py, which takes a while
+        with contextlib.suppress(OSError, Refused), open_hdf5(path) as file:
+            names = file.names()
+            if "images" in names:
+                return "it is a dataset"
+            if "buffers" in names and set(file.names("buffers")) != {"parameters"}:
+                return "it is a checkpoint of a run"
+    return None
