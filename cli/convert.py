@@ -70,15 +70,17 @@ def convert(source, target, weights, image_size, num_head_channels, num_heads, n
     numdiff convert model_100000.bin unet-cu.h5
     numdiff convert runs/00000-unet64 weights.safetensors
     """
+    from numdiff.settings import as_options
     from numdiff.training.model_files import convert as convert_model
 
     diffusion = {"steps": diffusion_steps, "schedule": schedule, "path": path, "prediction": prediction,
                  "rescale_timesteps": rescale_timesteps}
-    result = convert_model(source, target, weights, diffusion, conv_resample,
-                           image_size=image_size, num_head_channels=num_head_channels, num_heads=num_heads,
-                           num_heads_upsample=num_heads_upsample, num_classes=num_classes,
-                           use_new_attention_order=None if attention_order is None else attention_order == "new",
-                           max_period=max_period, rope=rope, sla_topk=sla_topk)
+    with as_options():
+        result = convert_model(source, target, weights, diffusion, conv_resample,
+                               image_size=image_size, num_head_channels=num_head_channels, num_heads=num_heads,
+                               num_heads_upsample=num_heads_upsample, num_classes=num_classes,
+                               use_new_attention_order=None if attention_order is None else attention_order == "new",
+                               max_period=max_period, rope=rope, sla_topk=sla_topk)
     for line in describe(target, result):
         echo(line)
 

@@ -41,6 +41,8 @@ def evaluate_command(samples, reference=None, features=None, classes=None, neare
                                                                     save_feature_file),
                    ("--json", "the figures", json_file)], samples, reference)
     sources = [open_source(samples)] + ([open_source(reference, classes)] if reference is not None else [])
+    if save_feature_file and isinstance(sources[0], Statistics):
+        raise UsageError(f"{samples} holds statistics, which contain no features: leave --save-features out.")
     sources = _of_one_size(sources, classes)
     images = [s for s in sources if isinstance(s, Images)]
     if images:
@@ -200,8 +202,6 @@ def _ema(record):
 
 def _save(source, stats, feature_file, echo):
     if feature_file:
-        if isinstance(source, Statistics):
-            raise UsageError(f"{source.path} holds statistics, which contain no features: leave --save-features out.")
         save_features(feature_file, source)
         echo(f"{'written':<11}{feature_file}: features of {_count(source)} images")
     if stats:

@@ -145,10 +145,12 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         paths = [str(path) for path in (grid, npz, animation) if path]
         written = ", ".join(paths)
         if number:
-            rest = "" if sampling.slerp else (f"; the others are made with --seed {seed + made} --count {count - made}"
-                                              f"{classes_from(sampling.labels, made, turn)}")
-            raise AgreedError(f"stopped after {made:,} of {count:,} images, which {written} "
-                              f"hold{'s' if len(paths) == 1 else ''}{rest}.", 128 + number)
+            held = made if npz else min(made, SHOWN if grid else ANIMATED)
+            rest = "" if sampling.slerp else (f"; the others are made with --seed {seed + held} --count {count - held}"
+                                              f"{classes_from(sampling.labels, held, turn)}")
+            hold = "holds" if len(paths) == 1 else "hold"
+            where = f"which {written} {hold}" if held == made else f"of which {written} {hold} the first {held}"
+            raise AgreedError(f"stopped after {made:,} of {count:,} images, {where}{rest}.", 128 + number)
         echo(f"{written}: {count:,} images of {checkpoint} (step {model.meta.get('step', 0):,}, "
              f"{weights_used(checkpoint, weights, model)} weights), {say_how(sampling)}, {model.precision}, "
              f"{time.perf_counter() - started:.1f} s")

@@ -337,6 +337,8 @@ def test_bad_input_is_one_sentence(samples, reference, tmp_path, monkeypatch):
          "--save-stats and --save-features name one file: give them different names"),
         ("good.npz --json f.json --save-stats a.npz", "need a"),
     ]
+    np.savez("stats.npz", mu=np.zeros(3), sigma=np.eye(3))
+    cases.append(("stats.npz samples.npz --save-features f.npz --features nothing", "leave --save-features out"))
     for arguments, message in cases:
         result = run(*arguments.split())
         assert result.exit_code in (1, 2), arguments

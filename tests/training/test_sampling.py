@@ -21,6 +21,7 @@ from numdiff.diffusion.sampling import VARIANCES
 from numdiff.diffusion.schedule import SPACINGS
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import UNet
+from numdiff.training import sampling
 from numdiff.training.checkpoint import save_checkpoint
 from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve
@@ -441,7 +442,9 @@ def test_what_it_reads_is_not_replaced(model_file, tmp_path, monkeypatch, option
     assert (tmp_path / read).stat() == before
 
 
-def test_a_stopped_animation_has_what_is_finished(model_file, tmp_path, monkeypatch):
+@pytest.mark.parametrize("most, says", [(64, "which {} holds; the others are made with --seed 4 --count 3 "),
+                                        (3, "of which {} holds the first 3; the others are made with --seed 3 ")])
+def test_a_stopped_animation_has_what_is_finished(model_file, tmp_path, monkeypatch, most, says):
     evaluations, original = [], Sampling.batches
 
     def stopping(self, progress, *more):
@@ -454,7 +457,8 @@ def test_a_stopped_animation_has_what_is_finished(model_file, tmp_path, monkeypa
 
     monkeypatch.setattr(Sampling, "batches", stopping)
     how = {"steps": 3, "batch": 2, "device": "cpu", "columns": 4}
-    with pytest.raises(NumdiffError, match=r"stopped after 4 of 7 images, which \S*a.png holds; the others are made "):
+    monkeypatch.setattr(sampling, "ANIMATED", most)
+    with pytest.raises(NumdiffError, match="stopped after 4 of 7 images, " + says.format(tmp_path / "a.png")):
         sample_command(model_file, count=7, animation=tmp_path / "a.png", **how)
     monkeypatch.setattr(Sampling, "batches", original)
     sample_command(model_file, count=4, animation=tmp_path / "b.png", **how)
@@ -474,8 +478,10 @@ def test_averages_that_no_run_kept_are_not_taken_for_others(tmp_path):
                                 ("both", [], "ema weights"), ("both", ["--weights", "raw"], "raw weights")):
         result = run(tmp_path / f"{name}.h5", *how, *weights)
         assert result.exit_code == 0 and told in last_line(result), result.output
-    result = run(tmp_path / "raw.h5", *how, "--weights", "ema")
-    assert result.exit_code == 2 and "give --weights raw, or leave that out" in last_line(result), result.output
+    for command in (["sample", *how], ["convert"], ["schedule"]):
+        result = CliRunner().invoke(main, [*map(str, (*command, tmp_path / "raw.h5")), "--weights", "ema", *(
+            ["m.h5"] if command == ["convert"] else ["--device", "cpu"])])
+        assert result.exit_code == 2 and "give --weights raw, or leave that out" in last_line(result), result.output
 
 
 def test_a_worse_model_guides(model_file, tmp_path):
