@@ -96,7 +96,7 @@ def info_command(file, sheet, no_sheet):
         echo(f"file     {dataset.path} ({os.path.getsize(dataset.path) / 1e6:,.1f} MB)")
         pixels = dataset.dtype == "uint8"
         kind, digits, unit = ("images ", 1, "of 0 … 255, each channel") if pixels else ("latents", 4, "each channel")
-        echo(f"{kind}  {count:,} of {height}×{width}×{channels}: {dataset.dtype} (N, H, W, C) = {dataset.shape}"
+        echo(f"{kind}  {count:,} of {height}×{width}×{channels}: {dataset.stored_dtype} (N, H, W, C) = {dataset.shape}"
              + ("" if pixels else ", taken as they are"))
         echo(f"mean     {'  '.join(f'{v:5.{digits}f}' for v in mean)}   {unit}")
         echo(f"std      {'  '.join(f'{v:5.{digits}f}' for v in std)}")

@@ -40,8 +40,8 @@ class Steps(click.ParamType):
              "turns.  [default: all in turn]")
 @option("What", "--cfg-scale", metavar="SCALE", type=float,
         help="Classifier-free guidance, for a model with a null class: 0 ignores the class, 1 is no guidance, more "
-             "exaggerates the class.  [default: as in the run's own pictures, without --schedule and --guide-with; "
-             "else 1]")
+             "exaggerates the class.  [default: as the run draws its own pictures, or would, without --schedule and "
+             "--guide-with; else 1]")
 @option("What", "--cfg-channels", metavar="N", type=click.IntRange(1),
         help="Guide only the first N channels; the public DiT guides 3.  [default: all]")
 @option("What", "--cfg-interval", metavar="LOW,HIGH", type=ListOf(float),

@@ -121,6 +121,11 @@ class Dataset:
         return self.shape[3]
 
     @property
+    def stored_dtype(self) -> np.dtype:
+        """Of the images in the file: latents of 16 bits are read as float32."""
+        return np.dtype(self._source.dtype)
+
+    @property
     def stored(self) -> str:
         """How the images lie in the file, in words."""
         return f"{self._source.dtype} {self._source.filters or 'not packed'}"

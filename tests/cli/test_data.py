@@ -81,6 +81,12 @@ def test_latents(run, rng):
     assert run("import", "two.npy", "b.h5").exit_code == 0 and run("info", "b.h5").exit_code == 0
 
 
+def test_info_says_how_latents_are_stored(run):
+    np.save("a.npy", np.zeros((3, 8, 8, 4), np.float32))
+    assert run("import", "a.npy", "a.h5", "--latents", "--float16").exit_code == 0
+    assert "3 of 8×8×4: float16 (N, H, W, C)" in run("info", "a.h5", "--no-sheet").output
+
+
 def test_info_without_labels(run, tmp_path):
     np.save("a.npy", np.zeros((3, 8, 8), np.uint8))
     assert run("import", "a.npy", "a.h5").exit_code == 0
