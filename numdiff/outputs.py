@@ -49,12 +49,15 @@ def check_output(what, path, *sources):
     check_apart(what, path, *sources)
 
 
-def check_apart(what, path, *sources):
-    """Raise a `NumdiffError` where writing `path` would replace what is read, or kept."""
+def check_apart(what, path, *sources, datasets=True):
+    """Raise a `NumdiffError` where writing `path` would replace what is read, or kept.
+
+    datasets: whether these are among what is kept
+    """
     for source in filter(None, sources):
         if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
             raise NumdiffError(f"cannot write {what} {path}: it is {source}, which is read; give another name.")
-    why = _why_kept(path)
+    why = _why_kept(path, datasets)
     if why:
         raise NumdiffError(f"cannot write {what} {path}: {why}; give another name.")
 
@@ -65,7 +68,7 @@ def check_ending(option, path, *endings):
         raise UsageError(f"{option} {path} must end in {' or '.join(endings)}.")
 
 
-def _why_kept(path):
+def _why_kept(path, datasets):
     """Why nothing may be written at a path, in words; None where something may."""
     folder, name = os.path.split(os.path.realpath(path))
     if OF_A_RUN.match(name) and os.path.isfile(os.path.join(folder, RUN)):
@@ -75,7 +78,7 @@ def _why_kept(path):
         with contextlib.suppress(OSError, Refused), open_hdf5(path) as file:
             names = file.names()
             if "images" in names:
-                return "it is a dataset"
+                return "it is a dataset" if datasets else None
             if "buffers" in names and set(file.names("buffers")) != {"parameters"}:
                 return "it is a checkpoint of a run"
     return None

@@ -97,3 +97,15 @@ def test_results_are_refused_before_the_work(files, command, message):
     device = () if command.startswith("kernels") else ("--device", "cpu")
     result = CliRunner().invoke(main, [*command.split(), *device])
     assert result.exit_code in (1, 2) and message in result.output and result.output.count("\n") == 1, result.output
+
+
+@pytest.mark.parametrize("path, why", [("run/checkpoint-00000002.h5", "a file of this name is the run's own"),
+                                       ("copy.h5", "it is a checkpoint of a run"), ("data.h5", None)])
+def test_an_import_replaces_datasets_alone(files, path, why):
+    np.save("images.npy", np.ones((2, 8, 8, 3), np.uint8))
+    with open(path, "rb") as file:
+        before = file.read()
+    result = CliRunner().invoke(main, ["data", "import", "images.npy", path, "--force"])
+    with open(path, "rb") as file:
+        assert (file.read() == before) == (why is not None) == (result.exit_code != 0), result.output
+    assert (why or "Wrote") in result.output

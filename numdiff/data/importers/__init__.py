@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ...errors import NumdiffError, UsageError
+from ...outputs import check_apart
 from ..pictures import Unreadable, quiet
 from .arrays import (
     BIN_MAGIC,
@@ -101,6 +102,7 @@ def import_dataset(source, out, size=None, fit=None, channels=None, background=N
     size_flag: what `size` is called in messages.
     """
     fitting = Fitting(size, fit, channels, background, size_flag)
+    check_apart("the dataset", out, datasets=False)  # a run's files are not replaced, whatever `force` says
     with Writer(out, force, gzip) as writer, quiet():
         if not str(labels).strip():
             raise UsageError("--labels is empty: give auto, folders, none, or the path of a .csv or .json file.")
