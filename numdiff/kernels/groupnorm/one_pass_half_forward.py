@@ -20,8 +20,9 @@ LAUNCH
 DETERMINISM, COST
     as one_pass.py
 ACCURACY
-    Of n pixels the squares about one of them are at most n + 1 times those about the mean: of 4,096 pixels a variance
-    is off by 2⁻¹² at most, and only where that pixel is 64 standard deviations away. SiLU as in one_pass.py.
+    Of n pixels the squares about one of them are at most n + 1 times those about the mean, so a variance is off by
+    n · 2⁻²⁴ at most, 2⁻¹² of itself for 64×64 pixels, and only where that pixel is √n standard deviations away. SiLU as
+    in one_pass.py.
 SOURCE
     one_pass.py
 READ NEXT
