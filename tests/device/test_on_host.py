@@ -1,5 +1,4 @@
 """Loops that Numba compiles for the host's cores."""
-import numba
 import numpy as np
 
 from numdiff.device import cpu, on_host
@@ -27,4 +26,3 @@ def test_where_nothing_can_be_kept_on_disk(monkeypatch):
 
     monkeypatch.setattr(cpu.numba, "njit", njit)
     assert on_host(len) is len and asked == [{"nogil": True, "cache": True}, {"nogil": True}]
-    assert cpu.numba is numba

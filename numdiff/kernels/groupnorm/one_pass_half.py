@@ -98,15 +98,6 @@ class HalfCut(NamedTuple):
     bias: int
 
 
-class Column(NamedTuple):
-    """The channel whose sums a lane gets, its group, and the weight and rstd of these."""
-
-    channel: int
-    group: int
-    weight: float
-    rstd: float
-
-
 class Ahead(NamedTuple):
     """A thread's next pixel to be copied: its number, its place in shared memory, its elements of x and dy."""
 
@@ -306,14 +297,14 @@ def add_gradients(total_gx, total_g, kept, near, x, dy, ahead, affine, cut, me, 
 
 
 @cuda.jit(device=True, forceinline=True)
-def averages_of_group(sums, gx, g, column, cut, me, width, count):
+def averages_of_group(sums, gx, g, weight, rstd, cut, me, width, count):
     """(the average of h · xhat, times rstd², that of h, times rstd) over the group of a lane's channel.
 
     gx, g: the channel's sums of g · xhat and of g; count: elements of a group. All threads of the block call it.
     """
-    gx, g = sums_of_group(sums, (gx * column.weight, g * column.weight), cut, me, width)
-    each = column.rstd * reciprocal(float32(count))
-    return gx * each * column.rstd, g * each
+    gx, g = sums_of_group(sums, (gx * weight, g * weight), cut, me, width)
+    each = rstd * reciprocal(float32(count))
+    return gx * each * rstd, g * each
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -393,8 +384,7 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, shape, 
     of_sample = int32(b * cut.groups)  # the first of its groups
     ask_for_affine(affine, rstds, weight, bias, mean, rstd, c, of_sample, width)  # first: every pixel needs these
     channel = int32(first_channel + me.channel)  # whose sums this lane will get
-    of_group = divide(channel, width)[0]
-    mine = Column(channel, of_group, weight[channel], rstd[of_sample + of_group])
+    own_weight, own_rstd = weight[channel], rstd[of_sample + divide(channel, width)[0]]
     ahead = ask_for_pixels(kept, near, x_, dy, cut, me, walk)
     join_affine(affine, rstds)
     add_gradients(total_gx, total_g, kept, near, x_, dy, ahead, affine, cut, me, walk, activate)
@@ -408,12 +398,12 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, shape, 
     gx, g = sums_of_warps(sums, total_gx, total_g, cut, me)
     if CLUSTERS:
         gx, g = sums_of_cluster(sums, (gx, g), cut, me)
-    gx *= mine.rstd  # xhat = (x - mean) · rstd
+    gx *= own_rstd  # xhat = (x - mean) · rstd
     if me.warp < cut.parts and has_own_channel(me) and cuda.blockIdx.z == 0:  # one block of a cluster writes
         at = b * cut.sample + channel
         totals[at], totals[at + cut.bias] = gx, g
     pixels = int32(P * cuda.gridDim.z) if CLUSTERS else P
-    slope, offset = averages_of_group(sums, gx, g, mine, cut, me, width, pixels * width)
+    slope, offset = averages_of_group(sums, gx, g, own_weight, own_rstd, cut, me, width, pixels * width)
     for k in range(VECTOR):
         of_k = cuda.shfl_sync(FULL_MASK, slope, me.in_part + k)
         total_gx[k] = -of_k
