@@ -5,6 +5,7 @@ The command line prints them without a traceback: `UsageError` ends with exit co
 What a message quotes may come from a file (names of classes, of members, of settings), and a file may hold what tells a
 terminal to do things: `printable` writes it in visible characters, in every message and in all that commands print.
 """
+import contextlib
 import unicodedata
 
 JOINERS = "\u200c\u200d"  # not visible themselves, but parts of emoji and of words in several scripts
@@ -31,6 +32,15 @@ class OutOfMemoryError(NumdiffError):
 
 class TooManyElementsError(NumdiffError, ValueError):
     """An array has more elements than a kernel's 32-bit indices tell apart, or a grid more blocks than there may be."""
+
+
+@contextlib.contextmanager
+def of_option(option):
+    """Context, or decorator, in which a `NumdiffError` that does not name the option gets its name in front."""
+    try:
+        yield
+    except NumdiffError as error:
+        raise error if option in str(error) else type(error)(f"{option}: {error}") from None
 
 
 def printable(text, length=None):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import NumdiffError, UsageError, printable
+from ..errors import NumdiffError, UsageError, of_option, printable
 from ..nn.convert.check import listed
 from ..settings import COMMON, flag, say
 from . import kinds
@@ -73,16 +73,9 @@ def read_start(path, weights="ema", options=None, diffusion=None) -> ModelFile:
     key = (str(path), weights, stat.st_mtime_ns, stat.st_size, *sorted(options.items()), *sorted(diffusion.items()))
     if key not in _last:
         _last.clear()
-        _last[key] = _read(path, weights, diffusion, options)
+        with of_option("--init"):
+            _last[key] = read_any(path, None if weights == "ema" else weights, diffusion, options, guess=True)
     return _last[key]
-
-
-def _read(path, weights, diffusion, options):
-    """`read_any`, whose errors name the option."""
-    try:
-        return read_any(path, None if weights == "ema" else weights, diffusion, options, guess=True)
-    except NumdiffError as error:
-        raise error if "--init" in str(error) else type(error)(f"--init: {error}") from None
 
 
 def start_of(options):

@@ -13,7 +13,7 @@ from ..diffusion.pictures import as_in_training
 from ..diffusion.sampling import to_uint8
 from ..distributed.communicator import AgreedError, connect
 from ..distributed.together import make_together, stop_signals
-from ..errors import NumdiffError, UsageError, visibly
+from ..errors import NumdiffError, UsageError, of_option, visibly
 from ..outputs import check_ending, check_outputs
 from ..progress_bar import progress_bar
 from ..settings import as_options, flag
@@ -68,7 +68,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         if animation and communicator.size > 1:
             raise UsageError("--animation watches one process at work: leave mpiexec out, or --animation.")
         checkpoint = communicator.first(find_model, run, outdir, echo)
-        guide = guide_with and communicator.first(_find_guide, guide_with, outdir, echo)
+        guide = guide_with and communicator.first(of_option("--guide-with")(find_model), guide_with, outdir, echo)
         if guide and ema_std is None and os.path.samefile(guide, checkpoint):
             raise UsageError(f"--guide-with {guide_with} is the model itself, {checkpoint}: give a smaller one, or an "
                              "earlier checkpoint, such as a run of fewer --steps.")
@@ -258,14 +258,6 @@ def find_model(run, outdir="runs", warn=print):
     if newest is None:
         raise NumdiffError(f"{run} has no valid checkpoint to sample from: go on training it, or give another run.")
     return newest
-
-
-def _find_guide(run, outdir, warn):
-    """`find_model` for --guide-with."""
-    try:
-        return find_model(run, outdir, warn)
-    except NumdiffError as error:
-        raise type(error)(f"--guide-with: {error}") from None
 
 
 def load_by_options(*arguments):
