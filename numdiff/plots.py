@@ -257,12 +257,15 @@ matplotlib = functools.cache(_Matplotlib)
 
 
 def import_ahead():
-    """Start importing matplotlib, beside work that waits for a device; the first plot reports any failure."""
+    """Start importing matplotlib, beside work that waits for a device; the first plot reports any failure.
+
+    A process that ends meanwhile waits for it: half imported, its C++ parts free Python's objects after Python's end.
+    """
     def work():
         with contextlib.suppress(NumdiffError):
             matplotlib()
     if "matplotlib.figure" not in sys.modules:
-        threading.Thread(target=work, name="numdiff plots", daemon=True).start()
+        threading.Thread(target=work, name="numdiff plots").start()
 
 
 def looks():

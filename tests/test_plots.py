@@ -111,6 +111,15 @@ def test_training_does_not_import_matplotlib_before_it_draws():
     assert subprocess.run(forked("-c", script), capture_output=True, timeout=60).returncode == 0
 
 
+def test_a_process_that_ends_while_matplotlib_is_imported_waits_for_it(tmp_path):
+    """Left half imported, it would end one process in fifty with a segmentation fault."""
+    (tmp_path / "matplotlib.py").write_text("import time\ntime.sleep(0.3)\nprint('imported')\n")
+    script = (f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+              "from numdiff import plots\nplots.import_ahead()\nprint('end')")
+    done = subprocess.run(forked("-c", script), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, ["end", "imported"])
+
+
 def test_without_matplotlib_there_is_a_sentence(tmp_path, monkeypatch):
     plots.matplotlib.cache_clear()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

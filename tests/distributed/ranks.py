@@ -392,7 +392,7 @@ def disk(folder):
 
 
 if __name__ == "__main__":
-    plots.loss_curve = lambda *_: None  # for which each rank 0 would import matplotlib
+    plots.loss_curve, plots.import_ahead = lambda *_: None, lambda: None  # each rank 0 would import matplotlib
     tasks, where = sys.argv[1].split(","), pathlib.Path(sys.argv[2])
     try:
         for task in tasks:

@@ -58,7 +58,8 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.enviro
                "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",  # as a container's tests are
                "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 OPTIONS = {"env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-COMMAND = "from numdiff import plots; plots.loss_curve = lambda *_: None; from numdiff_cli.main import main; main()"
+COMMAND = ("from numdiff import plots; plots.loss_curve = lambda *_: None; plots.import_ahead = lambda: None; "
+           "from numdiff_cli.main import main; main()")
 PYTHON = [sys.executable]  # what a user's ranks begin with; most of these are `forked()`
 
 
