@@ -1,12 +1,15 @@
 """The command `numdiff`: finds its subcommands, and turns errors into one sentence and an exit code.
 
-Exit codes: 0 done · 1 an error, whose message says what to do · 2 wrong usage · 130 interrupted by Ctrl-C
+Exit codes: 0 done · 1 an error, whose message says what to do · 2 wrong usage · 128 + n ended by signal n (130: Ctrl-C)
 """
 import contextlib
 import errno
 import importlib
+import math
 import os
+import signal
 import sys
+import time
 
 import click
 
@@ -37,6 +40,45 @@ def job():
     return job()
 
 
+class Terminated(SystemExit):
+    """A signal asks this process to end: raised wherever it is, so that no temporary file stays behind."""
+
+    def __init__(self, number):
+        super().__init__(f"ended by {signal.Signals(number).name}.")
+        self.code = 128 + number
+
+
+@contextlib.contextmanager
+def ended_in_order():
+    """Context of a whole process that runs a command: SIGTERM and SIGHUP, which would end it wherever it is, raise
+    `Terminated`; one that arrives again at once, as of a closing terminal, does not. After it no signal interrupts
+    Python's own end, which would say so in many lines. Ranks are left to their launcher.
+    """
+    from numdiff.distributed.launcher import launched
+    last, ranks = -math.inf, launched() is not None
+    numbers = [n for name in ("SIGTERM", "SIGHUP") if (n := getattr(signal, name, None)) and not ranks]
+
+    def end(number, frame):
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before > 0.5:
+            raise Terminated(number)
+
+    def handle(numbers, handler):
+        with contextlib.suppress(ValueError):  # not in the main thread
+            for number in numbers:
+                if signal.getsignal(number) != signal.SIG_IGN:  # `nohup` ignores SIGHUP
+                    signal.signal(number, handler)
+
+    handle(numbers, end)
+    try:
+        yield
+    except KeyboardInterrupt:  # between the places that report it
+        sys.exit(130)
+    finally:
+        handle((signal.SIGINT, *numbers), signal.SIG_IGN if ranks else signal.SIG_DFL)
+
+
 class Failure(click.ClickException):
     """One sentence on stderr and an exit code."""
 
@@ -48,6 +90,11 @@ class Failure(click.ClickException):
 
 class Commands(Group):
     """The subcommands, each imported when it is called: `numdiff --help` loads neither NumPy nor Numba."""
+
+    def __call__(self, *args, **kwargs):
+        """Run as a process of its own; `main` runs a command within one."""
+        with ended_in_order():
+            return super().__call__(*args, **kwargs)
 
     def main(self, *args, **kwargs):
         open_streams()
@@ -91,6 +138,8 @@ class Commands(Group):
             if (launched() or (0,))[0] > 0:  # Ctrl-C interrupts all ranks, and the first one says so
                 raise SystemExit(130) from None
             raise Failure("interrupted.", 130) from None
+        except Terminated as end:
+            raise Failure(end.args[0], end.code) from None
         except MemoryError as error:
             reason = f" ({error})" if str(error) else ""
             raise Failure(f"this machine is out of memory{reason}; use a smaller --microbatch, --batch or "

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.files import atomic_file
 from numdiff.outputs import check_ending, check_output, check_outputs
 from numdiff.training.checkpoint import save_checkpoint
 from numdiff_cli.main import main
@@ -45,6 +46,16 @@ def test_what_is_kept_is_not_replaced(files, path, why):
 @pytest.mark.parametrize("path", ["run/ema-0.1.h5", "run/loss.png", "run/new.h5", "notes.json", "checkpoint-1.h5"])
 def test_anything_else_is(files, path):
     check_output("the picture", path, "run", "data.h5", None)
+
+
+def test_what_a_killed_command_left_is_removed(files):
+    for name in ("run/.new.h5.12.tmp", "run/.new.h5.old.12.tmp", ".new.h5.12.tmp"):
+        open(name, "w").close()
+    with atomic_file("run/new.h5") as writer:  # another process, which lives
+        check_output("the model file", "run/new.h5")
+        writer.write(b"all")
+    assert {n for n in os.listdir("run") if n.startswith((".", "new"))} == {"new.h5", ".new.h5.old.12.tmp"}
+    assert os.path.exists(".new.h5.12.tmp")
 
 
 def test_what_is_read_is_not_replaced(files):

@@ -2,6 +2,7 @@
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -110,6 +111,44 @@ def test_errors_become_one_sentence(monkeypatch, error, exit_code, output):
     monkeypatch.setattr("numdiff_cli.info.info", info)
     result = run("info")
     assert (result.exit_code, result.output.lstrip("\n")) == (exit_code, output)
+
+
+SIGNALLED = """
+import atexit, os, signal
+import click
+from numdiff.files import write_text
+from numdiff_cli import info, main
+
+@click.command()
+def command():
+    try:
+        write_text("a.txt", Text())
+    finally:
+        os.kill(os.getpid(), signal.%s)  # at once again, as from a closing terminal
+
+class Text:
+    def encode(self):
+        assert len(os.listdir()) == 1
+        os.kill(os.getpid(), signal.%s)
+
+info.info = command
+atexit.register(lambda: %s)
+main.main(["info"])
+"""
+
+
+@needs("posix")
+@pytest.mark.parametrize("name, code, message", [
+    ("SIGTERM", 143, "ended by SIGTERM."), ("SIGHUP", 129, "ended by SIGHUP."), ("SIGINT", 130, "interrupted.")])
+@pytest.mark.parametrize("at_exit", [False, True])
+def test_a_signal_leaves_one_sentence_and_no_file(tmp_path, name, code, message, at_exit):
+    """Also one that comes while Python ends."""
+    again = name if name != "SIGINT" else "SIGCONT"
+    last = f"os.kill(os.getpid(), signal.{name})" if at_exit else None
+    done = subprocess.run([sys.executable, "-c", SIGNALLED % (again, name, last)], cwd=tmp_path, capture_output=True,
+                          text=True, timeout=60)
+    assert done.stderr == f"Error: {message}\n" and not os.listdir(tmp_path)
+    assert done.returncode == (-getattr(signal, name) if at_exit else code)
 
 
 def test_a_fault_of_numdiff_itself_is_not_hidden(monkeypatch):
