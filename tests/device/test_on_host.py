@@ -25,4 +25,5 @@ def test_where_nothing_can_be_kept_on_disk(monkeypatch):
         return function
 
     monkeypatch.setattr(cpu.numba, "njit", njit)
-    assert on_host(len) is len and asked == [{"nogil": True, "cache": True}, {"nogil": True}]
+    options = {"nogil": True, "error_model": "numpy"}
+    assert on_host(len) is len and asked == [{"cache": True, **options}, options]

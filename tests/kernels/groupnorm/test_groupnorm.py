@@ -42,17 +42,37 @@ def backward_reference(dy, x, weight, bias, groups, silu):
 
 
 @SILU
-def test_cpu_engine_is_the_reference(rng, silu, monkeypatch):
-    monkeypatch.setattr(cpu, "PART", 2 * 7 * 5 * 30)  # two images at a time
-    x, weight, bias, dy, groups = make(rng, (5, 7, 5, 30, 5), offset=3.0)
-    want, mean, rstd = GN.groupnorm_forward_reference(x, weight, bias, groups, silu=silu)
-    assert all(map(np.allclose, cpu.groupnorm_forward_cpu(x, weight, bias, groups, silu=silu), (want, mean, rstd)))
-    for residual in (None, rng.standard_normal(x.shape)):
-        got, wanted = ([np.ones_like(weight), np.ones_like(bias)] for _ in range(2))
-        dx = cpu.groupnorm_backward_cpu(dy, x, weight, bias, mean, rstd, *got, groups, silu, residual)
-        assert np.allclose(dx, GN.groupnorm_backward_reference(dy, x, weight, bias, mean, rstd, *wanted, groups, silu,
-                                                               residual))
-        assert all(map(np.allclose, got, wanted))
+@pytest.mark.parametrize("dtype, tolerance", [(np.float32, 2e-6), (np.float64, 1e-12)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 7, 5, 30, 5), (2, 3, 3, 600, 3)], ids=str)  # the second: a pixel is a span
+def test_cpu_engine_is_the_reference(rng, shape, dtype, tolerance, silu):
+    *arrays, groups = make(rng, shape, offset=3.0)
+    x, weight, bias, dy = (a.astype(dtype) for a in arrays)
+    wide = [a.astype(np.float64) for a in (x, weight, bias)]
+    want, mean, rstd = GN.groupnorm_forward_reference(*wide, groups, silu=silu)
+    for got, expected in zip(cpu.groupnorm_forward_cpu(x, weight, bias, groups, silu=silu), (want, mean, rstd),
+                             strict=True):
+        assert got.dtype == dtype and relative_error(got, expected) < tolerance
+    for residual in (None, rng.standard_normal(x.shape).astype(dtype)):
+        got, wanted = ([np.ones(shape[-2], kind) for _ in range(2)] for kind in (dtype, np.float64))
+        dx = cpu.groupnorm_backward_cpu(dy, x, weight, bias, mean.astype(dtype), rstd.astype(dtype), *got, groups, silu,
+                                        residual)
+        expected = GN.groupnorm_backward_reference(dy.astype(np.float64), *wide, mean, rstd, *wanted, groups, silu,
+                                                   residual)
+        assert all(relative_error(a, b) < tolerance for a, b in zip((dx, *got), (expected, *wanted), strict=True))
+
+
+def test_an_image_has_the_same_bits_in_every_batch(rng):
+    x, weight, bias, _, groups = make(rng, (5, 7, 5, 30, 5), offset=3.0)
+    x, weight, bias = (a.astype(np.float32) for a in (x, weight, bias))
+    alone = [cpu.groupnorm_forward_cpu(x[i:i + 1], weight, bias, groups, silu=True)[0] for i in range(5)]
+    together, _, _ = cpu.groupnorm_forward_cpu(x, weight, bias, groups, silu=True)
+    np.testing.assert_array_equal(np.concatenate(alone), together)
+
+
+def test_the_exponential_of_the_cpu_engine():
+    a = np.concatenate([np.linspace(-86.9, 87.9, 100001), [0, -0.0, 1e-30, -100, 100]]).astype(np.float32)
+    got = np.array([cpu.exponential(number) for number in a])
+    np.testing.assert_allclose(got, np.exp(np.clip(a, -87, 88).astype(np.float64)), rtol=2e-7)
 
 
 @SHAPES
