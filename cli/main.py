@@ -11,9 +11,19 @@ import signal
 import sys
 import time
 
-import click
+handler = signal.getsignal(signal.SIGINT)
+with contextlib.suppress(ValueError):  # not in the main thread
+    if handler is signal.default_int_handler:  # a Ctrl-C during the imports ends the process without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+try:
+    import click
 
-from .suggest import Group
+    from numdiff.distributed.launcher import launched
+
+    from .suggest import Group
+finally:
+    if signal.getsignal(signal.SIGINT) != handler:
+        signal.signal(signal.SIGINT, handler)
 
 COMMANDS = {  # name -> (module with a click command of that name, line for `numdiff --help`)
     "train": (".train", "Train a model on a dataset."),
@@ -33,7 +43,6 @@ COMMANDS = {  # name -> (module with a click command of that name, line for `num
 
 def job():
     """`distributed.job()`, whose module is imported only if there are ranks."""
-    from numdiff.distributed.launcher import launched
     if launched() is None:
         return contextlib.nullcontext()
     from numdiff.distributed.communicator import job
@@ -48,15 +57,21 @@ class Terminated(SystemExit):
         self.code = 128 + number
 
 
+def handle(handlers):
+    """Set {signal: handler}, but where a signal is ignored, as `nohup` does."""
+    with contextlib.suppress(ValueError):  # not in the main thread
+        for number, handler in handlers.items():
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, handler)
+
+
 @contextlib.contextmanager
 def ended_in_order():
-    """Context of a whole process that runs a command: SIGTERM and SIGHUP, which would end it wherever it is, raise
-    `Terminated`; one that arrives again at once, as of a closing terminal, does not. After it no signal interrupts
-    Python's own end, which would say so in many lines. Ranks are left to their launcher.
+    """Context of a subcommand in a process of its own: Ctrl-C, SIGTERM and SIGHUP raise `KeyboardInterrupt` and
+    `Terminated`. One of the latter that arrives again at once, as of a closing terminal, does not. Outside of it all
+    end the process at once, as Python would be interrupted at its own end, and say so in many lines.
     """
-    from numdiff.distributed.launcher import launched
-    last, ranks = -math.inf, launched() is not None
-    numbers = [n for name in ("SIGTERM", "SIGHUP") if (n := getattr(signal, name, None)) and not ranks]
+    last = -math.inf
 
     def end(number, frame):
         nonlocal last
@@ -64,19 +79,12 @@ def ended_in_order():
         if last - before > 0.5:
             raise Terminated(number)
 
-    def handle(numbers, handler):
-        with contextlib.suppress(ValueError):  # not in the main thread
-            for number in numbers:
-                if signal.getsignal(number) != signal.SIG_IGN:  # `nohup` ignores SIGHUP
-                    signal.signal(number, handler)
-
-    handle(numbers, end)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    handle({signal.SIGINT: signal.default_int_handler, **dict.fromkeys(numbers, end)})
     try:
         yield
-    except KeyboardInterrupt:  # between the places that report it
-        sys.exit(130)
     finally:
-        handle((signal.SIGINT, *numbers), signal.SIG_IGN if ranks else signal.SIG_DFL)
+        handle(dict.fromkeys([signal.SIGINT, *numbers], signal.SIG_DFL))
 
 
 class Failure(click.ClickException):
@@ -91,10 +99,14 @@ class Failure(click.ClickException):
 class Commands(Group):
     """The subcommands, each imported when it is called: `numdiff --help` loads neither NumPy nor Numba."""
 
+    context = contextlib.nullcontext  # of a subcommand
+
     def __call__(self, *args, **kwargs):
         """Run as a process of its own; `main` runs a command within one."""
-        with ended_in_order():
-            return super().__call__(*args, **kwargs)
+        if launched() is None:  # ranks are left to their launcher
+            handle({signal.SIGINT: signal.SIG_DFL})
+            self.context = ended_in_order
+        return super().__call__(*args, **kwargs)
 
     def main(self, *args, **kwargs):
         open_streams()
@@ -130,11 +142,14 @@ class Commands(Group):
 
     def invoke(self, ctx):
         """Run the subcommand; no error that a user can cause ends in a traceback. Of several ranks, one reports it."""
+        with self.context():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx):
         try:
             with job():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            from numdiff.distributed.launcher import launched
             if (launched() or (0,))[0] > 0:  # Ctrl-C interrupts all ranks, and the first one says so
                 raise SystemExit(130) from None
             raise Failure("interrupted.", 130) from None

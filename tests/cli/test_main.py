@@ -151,6 +151,19 @@ def test_a_signal_leaves_one_sentence_and_no_file(tmp_path, name, code, message,
     assert done.returncode == (-getattr(signal, name) if at_exit else code)
 
 
+@needs("posix")
+def test_a_signal_during_the_imports_prints_nothing():
+    script = ("import os, signal, sys\n"
+              "class Finder:\n"
+              "    def find_spec(name, *_):\n"
+              "        if name == 'click':\n"
+              "            os.kill(os.getpid(), signal.SIGINT)\n"
+              "sys.meta_path.insert(0, Finder)\n"
+              "import numdiff_cli.main")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
 def test_a_fault_of_numdiff_itself_is_not_hidden(monkeypatch):
     @click.command()
     def info():
