@@ -46,14 +46,15 @@ def exponential(a):
 
 
 @on_host
-def averages(total, channels, groups, count):
-    """Of the sums that `total`, a span, holds, those of each group, over `count`."""
-    found, width = np.zeros(groups), channels // groups
-    for pixel in range(0, len(total), channels):
-        for g in range(groups):
+def averages(total, channels, count, found):
+    """Of the sums that `total`, a span, holds, those of each group (or channel) over `count`, into `found`."""
+    width = channels // len(found)
+    for g in range(len(found)):
+        of_group = 0.0
+        for pixel in range(0, len(total), channels):
             for i in range(pixel + g * width, pixel + (g + 1) * width):
-                found[g] += total[i]
-    return found / count
+                of_group += total[i]
+        found[g] = of_group / count
 
 
 @on_host
@@ -68,31 +69,32 @@ def spread(values, channels, span):
 
 
 @on_host
-def normalise_images(x, weight, bias, groups, eps, silu, y, mean, rstd):
+def normalise_images(x, weight, bias, eps, silu, y, mean, rstd):
     """The forward pass of these images. x, y (b, P · C); mean, rstd (b, groups)"""
     channels, numbers = len(weight), x.shape[1]
-    span, count = channels * max(1, SPAN // channels), numbers // groups
-    total, scale, shift = np.empty(span), spread(weight, channels, span), spread(bias, channels, span)
+    span, count = channels * max(1, SPAN // channels), numbers // mean.shape[1]
+    scale, shift = spread(weight, channels, span), spread(bias, channels, span)
     for b in range(len(x)):
-        total[:] = 0
+        total = np.zeros(span)
         for start in range(0, numbers, span):
             a = x[b, start:start + span]
             for i in range(len(a)):
                 total[i] += a[i]
-        mean[b] = averages(total, channels, groups, count)
-        center = spread(mean[b], channels, span)
-        total[:] = 0
+        averages(total, channels, count, mean[b])
+        center, total = spread(mean[b], channels, span), np.zeros(span)
         for start in range(0, numbers, span):
             a = x[b, start:start + span]
             for i in range(len(a)):
                 d = a[i] - center[i]  # centred first: its squares lose nothing
                 total[i] += d * d
-        rstd[b] = 1 / np.sqrt(averages(total, channels, groups, count) + eps)
-        factor = spread(rstd[b], channels, span) * scale
+        averages(total, channels, count, rstd[b])
+        for g in range(rstd.shape[1]):
+            rstd[b, g] = 1 / math.sqrt(rstd[b, g] + eps)
+        factor = spread(rstd[b], channels, span)
         for start in range(0, numbers, span):
             a, z = x[b, start:start + span], y[b, start:start + span]
             for i in range(len(a)):
-                z[i] = (a[i] - center[i]) * factor[i] + shift[i]
+                z[i] = (a[i] - center[i]) * factor[i] * scale[i] + shift[i]
             if silu:
                 for i in range(len(z)):
                     z[i] = z[i] / (F(1) + exponential(-z[i]))
@@ -105,15 +107,14 @@ def differentiate_images(dy, x, weight, bias, mean, rstd, residual, silu, dx, su
     channels, numbers, groups = len(weight), x.shape[1], mean.shape[1]
     span, count = channels * max(1, SPAN // channels), numbers // groups
     scale, shift, xhat = spread(weight, channels, span), spread(bias, channels, span), np.empty(span, np.float32)
-    of_g, of_gx = np.empty(span), np.empty(span)
+    average = np.empty(groups, np.float32)
     for b in range(len(x)):
         center, deviation = spread(mean[b], channels, span), spread(rstd[b], channels, span)
-        of_g[:] = of_gx[:] = 0
+        of_g, of_gx = np.zeros(span), np.zeros(span)
         for start in range(0, numbers, span):
             a, d, g = x[b, start:start + span], dy[b, start:start + span], dx[b, start:start + span]
             for i in range(len(a)):
                 xhat[i] = (a[i] - center[i]) * deviation[i]
-            for i in range(len(a)):
                 g[i] = d[i]
             if silu:
                 for i in range(len(a)):
@@ -123,9 +124,15 @@ def differentiate_images(dy, x, weight, bias, mean, rstd, residual, silu, dx, su
             for i in range(len(a)):
                 of_g[i] += g[i]
                 of_gx[i] += g[i] * xhat[i]
-        sum_g[b], sum_gx[b] = averages(of_g, channels, channels, 1), averages(of_gx, channels, channels, 1)
-        h = spread(averages(of_g * scale, channels, groups, count), channels, span)
-        h_xhat = spread(averages(of_gx * scale, channels, groups, count), channels, span)
+        averages(of_g, channels, 1, sum_g[b])
+        averages(of_gx, channels, 1, sum_gx[b])
+        for i in range(span):
+            of_g[i] *= scale[i]
+            of_gx[i] *= scale[i]
+        averages(of_g, channels, count, average)
+        h = spread(average, channels, span)
+        averages(of_gx, channels, count, average)
+        h_xhat = spread(average, channels, span)
         for start in range(0, numbers, span):
             a, g = x[b, start:start + span], dx[b, start:start + span]
             for i in range(len(a)):
@@ -148,7 +155,7 @@ def groupnorm_forward_cpu(x, weight, bias, groups, eps=1e-5, silu=False):
         return groupnorm_forward_reference(x, weight, bias, groups, eps, silu)
     pixels, (mean, rstd) = _images(x), np.empty((2, len(x), groups), np.float32)
     y = np.empty_like(pixels)
-    over_batch(lambda some: normalise_images(pixels[some], weight, bias, groups, eps, silu, y[some], mean[some],
+    over_batch(lambda some: normalise_images(pixels[some], weight, bias, float(eps), silu, y[some], mean[some],
                                              rstd[some]), len(x), x.size // FORWARD)
     return y.reshape(x.shape), mean, rstd
 
