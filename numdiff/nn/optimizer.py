@@ -271,9 +271,8 @@ class Muon(AdamW):
             self._adamw(0, self.stop - self.first, self.rest)
 
         if not is_device(weights.data):
-            for _ in side_by_side(update, self._singly):
+            for _ in side_by_side(lambda task: task(), [rest, *(functools.partial(update, s) for s in self._singly)]):
                 pass
-            rest()
             return
         tasks = [*(functools.partial(update, stack) for stack in self.stacks), rest]
         if sum(len(stack.starts) * stack.rows * stack.columns for stack in self.stacks) <= AT_ONCE:

@@ -1,7 +1,7 @@
 """GroupNorm on the CPU engine: loops compiled for the host, an image at a time, where NumPy has a dozen passes.
 
 MATHEMATICS
-    that of reference.py, but SiLU's e⁻ᶻ: 2ⁿ · eʳ with |r| ≤ ln 2 / 2, eʳ by Taylor's series up to r⁷ / 7!.
+    that of reference.py.
 SHAPES
     as in reference.py; float32, and 16 bits by way of it. In float64, which results are compared with, reference.py
     itself is used.
@@ -12,8 +12,7 @@ LAYOUT
 DETERMINISM
     an image is summed alone, in float64; the cores share the images.
 SOURCE
-    reference.py. The range of e⁻ᶻ is reduced as in Cody and Waite 1980, "Software Manual for the Elementary Functions",
-    section 6: ln 2 in two parts, the first of so few digits that n times it is exact.
+    reference.py.
 READ NEXT
     one_pass.py.
 """
@@ -23,27 +22,15 @@ import numpy as np
 
 from ...device import on_host, over_batch
 from ...dtypes import in_single
+from ..exponential import sigmoid
 from .reference import groupnorm_backward_reference, groupnorm_forward_reference
 
 SPAN = 512  # numbers of an inner loop
 FORWARD, BACKWARD = 6, 3  # how many times less time a number takes than what is otherwise worth sharing
-F = np.float32
-LOG2_E, HIGH, LOW = F(1 / math.log(2)), F(0.693359375), F(math.log(2) - 0.693359375)
-LOWEST, HIGHEST = F(-87), F(88)  # beyond them e^a is not a normal float32
-C2, C3, C4, C5, C6, C7 = (F(1 / math.factorial(k)) for k in range(2, 8))
+ONE = np.float32(1)
 
 
 # Loops, compiled for the host -----------------------------------------------------------------------------------------
-
-@on_host
-def exponential(a):
-    """e^a, within 2e-7 of it; what is too large or too small becomes the last number that is not."""
-    a = min(max(a, LOWEST), HIGHEST)
-    n = np.floor(a * LOG2_E + F(0.5))
-    r = (a - n * HIGH) - n * LOW
-    series = r + r * r * (C2 + r * (C3 + r * (C4 + r * (C5 + r * (C6 + r * C7)))))
-    return (F(1) + series) * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)  # 2ⁿ
-
 
 @on_host
 def averages(total, channels, count, found):
@@ -97,7 +84,7 @@ def normalise_images(x, weight, bias, eps, silu, y, mean, rstd):
                 z[i] = (a[i] - center[i]) * factor[i] * scale[i] + shift[i]
             if silu:
                 for i in range(len(z)):
-                    z[i] = z[i] / (F(1) + exponential(-z[i]))
+                    z[i] *= sigmoid(z[i])
 
 
 @on_host
@@ -119,8 +106,8 @@ def differentiate_images(dy, x, weight, bias, mean, rstd, residual, silu, dx, su
             if silu:
                 for i in range(len(a)):
                     z = xhat[i] * scale[i] + shift[i]
-                    s = F(1) / (F(1) + exponential(-z))
-                    g[i] *= s * (F(1) + z * (F(1) - s))
+                    s = sigmoid(z)
+                    g[i] *= s * (ONE + z * (ONE - s))
             for i in range(len(a)):
                 of_g[i] += g[i]
                 of_gx[i] += g[i] * xhat[i]

@@ -62,6 +62,17 @@ def test_gradient(rng):
     assert relative_error(dbias, numerical_gradient(lambda a: f(x, a), bias, dy)) < 1e-7
 
 
+@pytest.mark.parametrize("spread", [2, 30])  # the second: where the sigmoid is 0 or 1
+def test_the_cpu_engines_loops(rng, spread):
+    x, bias, dy = (a.astype(np.float32) for a in make(rng, (3, 5, 33)))
+    x *= spread
+    wide, dbias, want = [a.astype(np.float64) for a in (dy, x, bias)], np.ones(33, np.float32), np.ones(33)
+    assert relative_error(BG.bias_gelu_forward(x, bias), BG.bias_gelu_forward_reference(*wide[1:])) < 1e-6
+    dx = BG.bias_gelu_backward(dy, x, bias, dbias)
+    assert relative_error(dx, BG.bias_gelu_backward_reference(*wide, want)) < 1e-6
+    assert relative_error(dbias, want) < 1e-6 and dx.dtype == dbias.dtype == np.float32
+
+
 def test_wrong_arguments_say_so(engine):
     x, b = engine(np.ones((2, 6), np.float32)), engine(np.ones(6, np.float32))
     with pytest.raises(ValueError, match="must have shape"):
