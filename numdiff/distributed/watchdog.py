@@ -29,6 +29,7 @@ import threading
 import time
 
 from ..progress import progress
+from ..signals import deferred_signals
 
 TIMEOUT = 120.0  # seconds: --rank-timeout's default
 COMPILING = 3600.0  # seconds that a rank may compile at least
@@ -373,7 +374,7 @@ def start_guard(limit, interrupted=False):
     if not limit:
         yield
         return
-    with deferred_interrupts(), contextlib.ExitStack() as held:
+    with deferred_signals(), contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, AttributeError):  # AttributeError: on Windows
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: until it is ready for one
             try:
@@ -387,18 +388,3 @@ def start_guard(limit, interrupted=False):
             if interrupted:
                 guard.send_signal(signal.SIGINT)
         yield
-
-
-@contextlib.contextmanager
-def deferred_interrupts():
-    """Context: a Ctrl-C interrupts at its end."""
-    came, old = [], signal.getsignal(signal.SIGINT)
-    with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGINT, old)
-    if came and callable(old):
-        old(came[0], None)

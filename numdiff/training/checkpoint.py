@@ -31,6 +31,7 @@ from ..errors import NumdiffError, printable
 from ..files import Refused, atomic_file, open_regular, remove_stray_files, set_aside
 from ..hdf5 import MAGIC, open_hdf5
 from ..progress import tick
+from ..signals import deferred_signals
 
 FORMAT = "numdiff-checkpoint"
 VERSION = 1
@@ -87,7 +88,7 @@ def save_checkpoint(path, buffers, meta):
     """
     text = json.dumps(meta, default=_plain).encode()
     with atomic_file(path, "the checkpoint") as raw:
-        with h5py.File(raw, "w", libver=HDF5_VERSION) as file:
+        with deferred_signals(), h5py.File(raw, "w", libver=HDF5_VERSION) as file:
             file.attrs["format"] = np.bytes_(FORMAT)
             file.attrs["version"] = VERSION
             file["meta"] = np.bytes_(text)

@@ -22,6 +22,13 @@ SIDES = ("left", "right", "top", "bottom", "centre")  # masks that have a name
 
 # Samples for evaluation -----------------------------------------------------------------------------------------------
 
+class ClosedByHand(zipfile.ZipFile):
+    """An archive that an interrupt may leave unfinished: Python would close it later, with an error that is printed."""
+
+    def __del__(self):
+        pass
+
+
 class SamplesFile:
     """An npz of samples that is written as they are made; only the last batch is ever in memory.
 
@@ -32,7 +39,7 @@ class SamplesFile:
 
     def __init__(self, file, shape, dtype):
         """file: raw and binary; shape, dtype: of all samples."""
-        self._file, self._zip = file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+        self._file, self._zip = file, ClosedByHand(file, "w", zipfile.ZIP_STORED)
         self._grey = dtype == np.uint8 and shape[-1] == 1
         self._rows = self._zip.open("arr_0.npy", "w", force_zip64=True)
         self._shape, self._dtype = (*shape[:-1], 3) if self._grey else tuple(shape), np.dtype(dtype)
