@@ -1,4 +1,5 @@
 """DiT models as files: converted, exported, loaded, and what is said where it cannot be done."""
+import errno
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT, dit
 from numdiff.nn.convert import load_state_dict, to_numdiff_layout, with_positions
 from numdiff.nn.convert.diffusers import CONFIG, WEIGHTS
+from numdiff.training.kinds import dit_weights
 from numdiff.training.kinds.dit import DIT
 from numdiff.training.model_files import convert, load, write_model_file
 from tests.conftest import relative_error
@@ -87,6 +89,19 @@ def test_folder_of_diffusers(tmp_path):
     with pytest.raises(UsageError, match="this is a UNet"):
         convert(write_npz(tmp_path / "u.npz", unet), tmp_path / "other", image_size=8, num_head_channels=32)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_that_cannot_be_filled_is_not_left(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    weights = write_npz(tmp_path / "w.npz", stored_state("latents")[1])
+    monkeypatch.setattr(dit_weights, "write_state_dict", full)
+    (tmp_path / "own").mkdir()
+    for name in ("new", "own"):
+        with pytest.raises(NumdiffError, match="cannot write the weights .*: the disk is full"):
+            convert(weights, tmp_path / name, image_size=8, num_heads=3)
+    assert {path.name for path in tmp_path.iterdir()} == {"w.npz", "own"}
 
 
 def test_a_folder_of_diffusers_is_read_back(tmp_path):

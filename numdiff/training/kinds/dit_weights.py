@@ -1,5 +1,6 @@
 """The DiT's weights in other programs: the state dicts of the public DiT, of SiT and of LightningDiT, and diffusers'
 folder (DiTTransformer2DModel)."""
+import contextlib
 import json
 import math
 import pathlib
@@ -137,14 +138,22 @@ class DiTWeights(Weights):
                              "write .safetensors or .npz instead.")
         config = json.dumps(diffusers_config(sizes), indent=2, sort_keys=True) + "\n"
         folder = pathlib.Path(folder)
+        made = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write("the weights into", folder, error) from error
-        with atomic_file(folder / WEIGHTS, "the weights") as file:
-            write_state_dict(file, diffusers_state_dict(state_dict, sizes["depth"]), "safetensors", sizes, diffusion)
-        with atomic_file(folder / CONFIG, "the configuration") as file:
-            file.write(config.encode())
+        try:
+            with atomic_file(folder / WEIGHTS, "the weights") as file:
+                write_state_dict(file, diffusers_state_dict(state_dict, sizes["depth"]), "safetensors", sizes,
+                                 diffusion)
+            with atomic_file(folder / CONFIG, "the configuration") as file:
+                file.write(config.encode())
+        except BaseException:
+            if made:
+                with contextlib.suppress(OSError):  # it holds something
+                    folder.rmdir()
+            raise
         sparse = [("diffusers", "pays attention to all tokens, where this model has sparse-linear attention, whose "
                                 "linear part is zero")]
         return sparse * (sizes.get("attention") == "sla") + notes_on_diffusers(diffusion, sizes)
