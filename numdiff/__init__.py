@@ -10,14 +10,14 @@ trains it; `numdiff.evaluation` compares samples with images.
 """
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "data", "device", "diffusion", "evaluation", "kernels", "load", "nn", "sample",
+__all__ = ["__version__", "data", "device", "diffusion", "emulator", "evaluation", "kernels", "load", "nn", "sample",
            "training"]
 
 
 def __getattr__(name):
     """Import on first use: `import numdiff` alone is quick and needs no GPU."""
     import importlib
-    if name in ("data", "device", "diffusion", "evaluation", "kernels", "nn", "training"):
+    if name in ("data", "device", "diffusion", "emulator", "evaluation", "kernels", "nn", "training"):
         return importlib.import_module(f".{name}", __name__)
     if name == "load":
         from .training.model_files import load

@@ -57,8 +57,10 @@ class Access:
                     if -n <= i < 0:
                         why = "negative (Numba would count it from the end)"
                     else:
-                        why = f"outside of axis {axis}, whose length is {n}" if a.ndim > 1 else \
+                        why = f"outside of axis {axis}, whose length is {n}" if a.ndim > 1 or not n else \
                             f"outside of 0 … {n - 1}"
+                        if not n and a.memory is getattr(self.machine.block, "dynamic", None):
+                            why += " (it has what the launch gives as dynamic shared memory)"
                     where = ", ".join(str(int(k)) for k in index)
                     self.machine.report("bounds", f"{doing} {a.name or a.memory.space + ' array'}[{where}]: "
                                                   f"index {int(i)} is {why}", site)
@@ -80,8 +82,11 @@ class Access:
             if index.__class__ is tuple:
                 if len(index) == 2:
                     i, j = index
-                    if 0 <= j < a.columns and 0 <= i < a.rows:  # arrays of one dimension have no columns
-                        offset = a.offset + i * a.row + j * a.column
+                    try:
+                        if 0 <= j < a.columns and 0 <= i < a.rows:  # arrays of one dimension have no columns
+                            offset = a.offset + i * a.row + j * a.column
+                    except TypeError:  # a slice: `locate` gives that part of the array
+                        pass
             elif a.ndim == 1 and index.__class__ in _INDEX and 0 <= index < a.rows:
                 offset = a.offset + index * a.row
             if offset.__class__ is not int:
@@ -132,8 +137,11 @@ class Access:
             if index.__class__ is tuple:
                 if len(index) == 2 == a.ndim:
                     i, j = index
-                    if 0 <= i < a.rows and 0 <= j < a.columns:
-                        offset = a.offset + i * a.row + j * a.column
+                    try:
+                        if 0 <= i < a.rows and 0 <= j < a.columns:
+                            offset = a.offset + i * a.row + j * a.column
+                    except TypeError:  # a slice
+                        pass
             elif a.ndim == 1 and index.__class__ in _INDEX and 0 <= index < a.rows:
                 offset = a.offset + index * a.row
             if offset.__class__ is not int:

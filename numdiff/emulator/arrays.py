@@ -110,10 +110,14 @@ class Record:
         object.__setattr__(self, "_offset", offset)
 
     def _field(self, name):
+        if name not in self._array.dtype.fields:
+            raise AttributeError(f"{self._array.name} has no field {name}: its fields are "
+                                 f"{', '.join(self._array.dtype.names)}")
         array, (dtype, offset, *_) = self._array, self._array.dtype.fields[name]
         base, shape = dtype.subdtype or (dtype, ())
         if (self._offset + offset) % base.itemsize:
-            raise Unsupported(f"the emulator does not know fields that are not aligned, as {name} of {array.name}")
+            raise Unsupported(f"the emulator does not know fields that are not aligned, as {name} of {array.name}: "
+                              "make the dtype with align=True")
         return CheckedArray(array.machine, array.memory, self._offset + offset, shape, base, None,
                             f"{array.name}.{name}")
 
@@ -192,6 +196,8 @@ class PlainRecord:
         object.__setattr__(self, "_data", data)
 
     def __getitem__(self, name):
+        if name not in self._data.dtype.fields:
+            raise AttributeError(f"the record has no field {name}: its fields are {', '.join(self._data.dtype.names)}")
         value = self._data[name]
         return plain_array(value) if isinstance(value, np.ndarray) else scalar(value)
 

@@ -9,6 +9,10 @@ import math
 import numpy as np
 
 from .arrays import CheckedArray, IntegerArray
+from .faults import Unsupported
+
+INTEGERS, WITHOUT_SIGN = ("int32", "uint32", "int64", "uint64"), ("uint32", "uint64")
+NUMBERS = (*INTEGERS, "float32", "float64")  # the types for which Numba has them (tests/emulator/test_atomics.py)
 
 
 class Atomic:
@@ -81,45 +85,70 @@ class Atomic:
                     released[other] = released[other][0], list(map(max, released[other][1], before))
 
     def _cast(self, array, value):
+        """A value as Numba gives it to an atomic: in the array's type."""
         if array.__class__ is CheckedArray or array.__class__ is IntegerArray:
             return array.cast(value)
         return array.dtype.type(value)
 
+    @staticmethod
+    def _check(name, array, dtypes):
+        if array.dtype.name not in dtypes:
+            raise Unsupported(f"there is no cuda.atomic.{name} of {array.dtype.name}: its types are "
+                              f"{', '.join(dtypes)}")
+
     def add(self, array, index, value):
+        self._check("add", array, NUMBERS)
         return self._apply(array, index, lambda old: _number(old) + self._cast(array, value))
 
     def sub(self, array, index, value):
+        self._check("sub", array, NUMBERS)
         return self._apply(array, index, lambda old: _number(old) - self._cast(array, value))
 
     def and_(self, array, index, value):
+        self._check("and_", array, INTEGERS)
         return self._apply(array, index, lambda old: int(old) & int(value))
 
     def or_(self, array, index, value):
+        self._check("or_", array, INTEGERS)
         return self._apply(array, index, lambda old: int(old) | int(value))
 
     def xor(self, array, index, value):
+        self._check("xor", array, INTEGERS)
         return self._apply(array, index, lambda old: int(old) ^ int(value))
 
     def inc(self, array, index, value):
-        return self._apply(array, index, lambda old: 0 if int(old) >= int(value) else int(old) + 1)
+        self._check("inc", array, WITHOUT_SIGN)
+        value = int(self._cast(array, value))
+        return self._apply(array, index, lambda old: 0 if int(old) >= value else int(old) + 1)
 
     def dec(self, array, index, value):
-        return self._apply(array, index, lambda old: int(value) if int(old) == 0 or int(old) > int(value)
-                           else int(old) - 1)
+        self._check("dec", array, WITHOUT_SIGN)
+        value = int(self._cast(array, value))
+        return self._apply(array, index, lambda old: value if int(old) == 0 or int(old) > value else int(old) - 1)
 
     def exch(self, array, index, value):
+        self._check("exch", array, INTEGERS)
+        value = self._cast(array, value)
         return self._apply(array, index, lambda old: value)
 
     def max(self, array, index, value):
+        self._check("max", array, NUMBERS)
+        value = self._cast(array, value)
         return self._apply(array, index, lambda old: old if _isnan(value) or old >= value else value)
 
     def min(self, array, index, value):
+        self._check("min", array, NUMBERS)
+        value = self._cast(array, value)
         return self._apply(array, index, lambda old: old if _isnan(value) or old <= value else value)
 
     def nanmax(self, array, index, value):
+        self._check("nanmax", array, NUMBERS)
+        value = self._cast(array, value)
         return self._apply(array, index, lambda old: value if _isnan(old) else self._keep(old, value, max))
 
     def nanmin(self, array, index, value):
+        self._check("nanmin", array, NUMBERS)
+        value = self._cast(array, value)
         return self._apply(array, index, lambda old: value if _isnan(old) else self._keep(old, value, min))
 
     @staticmethod
@@ -127,13 +156,16 @@ class Atomic:
         return old if _isnan(value) else choose(old, value)
 
     def cas(self, array, index, old, value):
+        self._check("cas", array, INTEGERS)
+        old, value = self._cast(array, old), self._cast(array, value)
         return self._apply(array, index, lambda current: value if current == old else None)
 
     def compare_and_swap(self, array, old, value):
+        self._check("compare_and_swap", array, INTEGERS)
+        old, value = self._cast(array, old), self._cast(array, value)
         return self._apply(array, 0, lambda current: value if current == old else None)
 
     def __getattr__(self, name):
-        from .faults import Unsupported
         raise Unsupported(f"the emulator does not know cuda.atomic.{name}")
 
 

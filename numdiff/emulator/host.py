@@ -11,24 +11,25 @@ import sys
 import numpy as np
 
 from .arrays import contiguous_strides
-from .faults import Unsupported
-from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator
+from .faults import LaunchRefused, Unsupported
+from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator, why_refused
 from .memory import GLOBAL, Memory
 from .memory_spaces import STATIC_SHARED
 from .namespace import Namespace
-from .values import scalar
+from .values import dtype_of, scalar, type_named
 
 
 class EmulatedArray:
     """An array in the emulated GPU's memory, with the methods of Numba's device arrays; uninitialised without
     `contents`."""
 
-    def __init__(self, shape, dtype=np.float64, contents=None):
+    def __init__(self, shape, dtype=np.float64, contents=None, order="C"):
         self.shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
         self.dtype = np.dtype(dtype)
         self.memory = Memory(GLOBAL, self.nbytes)
         self.memory.address = self.memory.bytes.ctypes.data
-        self.offset, self.strides = 0, contiguous_strides(self.shape, self.dtype.itemsize)
+        strides = contiguous_strides(self.shape[::-1] if order == "F" else self.shape, self.dtype.itemsize)
+        self.offset, self.strides = 0, strides[::-1] if order == "F" else strides
         if contents is not None:
             self._host()[...] = contents
             self._mark_written()
@@ -79,19 +80,41 @@ class EmulatedArray:
     def is_c_contiguous(self):
         return self._host().flags.c_contiguous
 
+    def is_f_contiguous(self):
+        return self._host().flags.f_contiguous
+
+    @property
+    def alloc_size(self):
+        return self.nbytes
+
+    def squeeze(self, axis=None, stream=0):
+        return self._view(self._host().squeeze(axis))
+
+    def split(self, section, stream=0):
+        """Views of `section` elements each."""
+        return (self[start:start + section] for start in range(0, self.size, section))
+
     def __len__(self):
         return self.shape[0]
 
     def copy_to_host(self, ary=None, stream=0):
         """The contents as a NumPy array, or into `ary`."""
         if ary is None:
-            return self._host().copy()
+            return self._host().copy(order="A")
+        self._refuse_other(ary)
         ary[...] = self._host()
         return ary
 
     def copy_to_device(self, ary, stream=0):
+        self._refuse_other(ary)
         self._host()[...] = ary.copy_to_host() if isinstance(ary, EmulatedArray) else ary
         self._mark_written()
+
+    def _refuse_other(self, ary):
+        """Raise where an array to copy from or to has another shape or type, as Numba does."""
+        if np.ndim(ary) and (ary.shape, ary.dtype) != (self.shape, self.dtype):
+            raise ValueError(f"the array on the device has the shape {self.shape} and the type {self.dtype}, the other "
+                             f"{ary.shape} and {ary.dtype}: a copy needs the same")
 
     def __getitem__(self, index):
         """A number, or a view of the device's memory."""
@@ -134,26 +157,73 @@ class Launcher:
     def __init__(self, machine, kernel, grid, block, stream=0, shared=0):
         self._arguments = machine, kernel, grid, block, shared
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments, **named):
         machine, kernel, grid, block, shared = self._arguments
+        if named:
+            raise LaunchRefused(f"{kernel.__name__}: a kernel takes no arguments by name; give {', '.join(named)} by "
+                                "place.")
         machine.launch(kernel, grid, block, *arguments, shared=shared)
 
 
-class EmulatedKernel:
-    """A kernel that was made inside the context by a `cuda.jit` that would need a GPU (one with a signature)."""
+def configured(machine, kernel, configuration):
+    """`kernel[grid, block, stream, shared]`"""
+    if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
+        raise LaunchRefused(f"{kernel.__name__}[…] takes a grid and a block, then a stream and bytes of shared memory "
+                            f"if need be: {kernel.__name__}[grid, block](…).")
+    return Launcher(machine, kernel, *configuration)
 
-    def __init__(self, machine, function, options):
+
+class EmulatedKernel:
+    """A kernel that was made inside the context by a `cuda.jit` that would need a GPU (one with a signature).
+
+    signatures: the types of its arguments, one tuple for each signature
+    """
+
+    def __init__(self, machine, function, options, signatures=()):
         self._machine, self.py_func, self.targetoptions = machine, function, options
-        self.__name__ = function.__name__
+        self.__name__, self._signatures = function.__name__, signatures
 
     def __getitem__(self, configuration):
-        return Launcher(self._machine, self, *configuration)
+        return configured(self._machine, self, configuration)
+
+    def converted(self, arguments):
+        """The arguments in the types of the signature that fits: Numba casts numbers, and refuses other arrays."""
+        if not self._signatures:
+            return arguments
+        fitting = [types for types in self._signatures
+                   if len(types) == len(arguments) and all(map(_fits, types, arguments))]
+        if not fitting:
+            known = " or ".join(f"({', '.join(map(str, types))})" for types in self._signatures)
+            raise LaunchRefused(f"{self.__name__}: its signature has {known}; these arguments are "
+                                f"({', '.join(map(_described, arguments))}).")
+        return [a if hasattr(a, "shape") and a.shape or type_named(str(t)) is None else type_named(str(t))(scalar(a))
+                for t, a in zip(fitting[0], arguments, strict=True)]
 
     def forall(self, count, tpb=128, stream=0, sharedmem=0):
         return Launcher(self._machine, self, -(-count // (tpb or 128)), tpb or 128, stream, sharedmem)
 
     def __call__(self, *arguments):  # a device function, called from the host by mistake or from a test
         return self.py_func(*arguments)
+
+
+def _fits(kind, argument):
+    """Whether an argument is what a signature's type says, as far as arrays go."""
+    shape = getattr(argument, "shape", ())
+    if not hasattr(kind, "ndim"):
+        return not shape
+    dtype = type_named(str(kind.dtype))
+    return len(shape) == kind.ndim and (dtype is None or dtype_of(dtype) == argument.dtype)
+
+
+def _described(argument):
+    shape = getattr(argument, "shape", ())
+    return f"{argument.dtype}[{', '.join(':' * len(shape))}]" if shape else type(argument).__name__
+
+
+def _signatures_of(given):
+    """[types of the arguments] of what was given to `cuda.jit`: a signature, a string, or a list of them."""
+    read = sys.modules["numba.cuda.core.sigutils"].normalize_signature
+    return [read(one)[0] for one in (given if isinstance(given, list) else [given])]
 
 
 class _Stream:
@@ -195,9 +265,17 @@ class Reduce:
         return None
 
 
+class _Device(Namespace):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
 def _emulated_gpu(machine):
     """What `cuda.get_current_device()` gives."""
-    return Namespace("get_current_device()", {
+    return _Device("get_current_device()", {
         "name": "emulated GPU", "id": 0, "compute_capability": machine.cc, "WARP_SIZE": 32, "MULTIPROCESSOR_COUNT": 2,
         "MAX_THREADS_PER_BLOCK": MAX_THREADS, "MAX_SHARED_MEMORY_PER_BLOCK": STATIC_SHARED,
         **{f"MAX_{what}_DIM_{axis}": size for what, sizes in (("BLOCK", MAX_BLOCK), ("GRID", MAX_GRID))
@@ -219,17 +297,25 @@ def _replacements(machine, module):
             return jit(function, *positional, device=device, **options)
         if function is None and not positional:
             return jit(device=device, **options)
-        return lambda python: EmulatedKernel(machine, python, options)
+        signatures = [] if device or function is None else _signatures_of(function)
+        return lambda python: EmulatedKernel(machine, python, {**options, "device": device}, signatures)
 
     def to_device(obj, stream=0, copy=True, to=None):
         if to is not None:
             to.copy_to_device(obj)
             return to
         obj = np.asarray(obj)
-        return EmulatedArray(obj.shape, obj.dtype, obj)
+        refused = why_refused(obj)
+        if refused:
+            raise LaunchRefused(f"cuda.to_device takes arrays of numbers or records: this is {refused}.")
+        return EmulatedArray(obj.shape, obj.dtype, obj, "F" if obj.flags.fnc else "C")
 
     def device_array(shape, dtype=np.float64, strides=None, order="C", stream=0):
-        return EmulatedArray(shape, dtype)
+        return EmulatedArray(shape, dtype, None, order)
+
+    def device_array_like(ary, stream=0):
+        flags = ary.flags if isinstance(ary, np.ndarray) else ary._host().flags
+        return EmulatedArray(ary.shape, ary.dtype, None, "F" if flags.fnc else "C")
 
     def host_array(shape, dtype=np.float64, strides=None, order="C", **options):
         return np.empty(shape, dtype, order)
@@ -247,9 +333,10 @@ def _replacements(machine, module):
             "reduce": lambda function: Reduce(machine, function), "Reduce": lambda function: Reduce(machine, function),
             "event_elapsed_time": lambda start, end: start.elapsed_time(end), "vectorize": missing("cuda.vectorize"),
             "guvectorize": missing("cuda.guvectorize"), "get_current_device": lambda: _emulated_gpu(machine),
+            "gpus": [_emulated_gpu(machine)], "close": lambda: None,
             "mapped_array_like": lambda ary: np.empty_like(ary), "per_thread_default_stream": _Stream,
             "legacy_default_stream": _Stream, "jit": emulated_jit, "to_device": to_device, "device_array": device_array,
-            "device_array_like": lambda ary, stream=0: EmulatedArray(ary.shape, ary.dtype),
+            "device_array_like": device_array_like,
             "pinned_array": host_array, "pinned_array_like": lambda ary: np.empty_like(ary), "mapped_array": host_array,
             "managed_array": host_array, "synchronize": lambda: None, "stream": _Stream, "default_stream": _Stream,
             "event": lambda timing=True: _Event(), "is_available": lambda: True, "select_device": lambda index: None}
@@ -295,7 +382,8 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
             patch(sys.modules["numba"], name, _for_other_targets(sys.modules["numba"], name))
         dispatcher = getattr(sys.modules.get("numba.cuda.dispatcher"), "CUDADispatcher", None)
         if dispatcher is not None:
-            patch(dispatcher, "__getitem__", lambda kernel, configuration: Launcher(machine, kernel, *configuration))
+            patch(dispatcher, "__getitem__", lambda kernel, configuration: configured(machine, kernel, configuration))
+            patch(dispatcher, "specialize", lambda kernel, *arguments: kernel)
             patch(dispatcher, "configure",
                   lambda kernel, grid, block, stream=0, sharedmem=0: Launcher(machine, kernel, grid, block, stream,
                                                                               sharedmem))

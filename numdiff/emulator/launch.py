@@ -1,5 +1,6 @@
 """The emulated GPU: launches kernels. Its memory is in memory_spaces.py, its reports of faults in reports.py."""
 import gc
+import inspect
 import operator
 import warnings
 
@@ -8,7 +9,7 @@ import numpy as np
 from . import cluster as clusters
 from . import values
 from .access import Access
-from .arrays import CheckedArray, plain_array
+from .arrays import CheckedArray, Record, plain_array
 from .asynchronous import Asynchronous
 from .faults import KernelFault, LaunchRefused, Unsupported
 from .integers import holds, magnitude_of
@@ -23,6 +24,7 @@ CHECKS = ("bounds", "uninitialised", "race", "divergence", "float64", "asynchron
 ORDERS = ("forward", "reversed", "shuffled")
 # Limits of a launch: CUDA programming guide, "Compute Capabilities", tables of technical specifications.
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
+VARARGS = inspect.CO_VARARGS
 _REWRITTEN = {}  # (id of a code object, checked, magnitudes) -> (the code object, what rewrite gave)
 
 
@@ -75,7 +77,8 @@ class Emulator(MemorySpaces, Reports):
 
     def _helpers(self):
         """The names that rewritten code calls."""
-        helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True}
+        helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
+                   "__unsupported": unsupported}
         operations = {f"__{name}": function for name, function in values.OPERATIONS.items()}
         if not self.checked:
             def augment(array, index, operation, value):
@@ -247,10 +250,14 @@ class Emulator(MemorySpaces, Reports):
         grid, block: an int or up to three; shared: bytes of dynamic shared memory. Faults end in a `KernelFault`.
         cluster: its size in blocks, along each dimension of the grid
         """
-        grid, block, cluster = in_three(grid), in_three(block), in_three(cluster)
         python = getattr(kernel, "py_func", kernel)
         self.kernel = python.__name__
+        grid, block, cluster = (in_three(size, f"{self.kernel}: {what}") for size, what in (
+            (grid, "grid"), (block, "block"), (cluster, "cluster")))
         self._refuse(kernel, grid, block, shared, cluster)
+        self._refuse_arguments(kernel, python, args)
+        if hasattr(kernel, "converted"):  # one with a signature (host.py)
+            args = kernel.converted(args)
         self.dynamic_shared, self.lone = shared, cluster == (1, 1, 1)
         for target, source in ((self.grid_dim, grid), (self.block_dim, block)):
             target.x, target.y, target.z = source
@@ -261,8 +268,8 @@ class Emulator(MemorySpaces, Reports):
                                            back))
         function = self.function(kernel, tuple(map(magnitude_of, arguments)))
         self.float64_is_meant = self.float64 if self.float64 is not None else any(
-            getattr(a, "dtype", None) == np.float64 for a in values.leaves(arguments) if hasattr(a, "shape")) or \
-            "float64" not in self.checks
+            getattr(a, "dtype", None) == np.float64 and not isinstance(a, np.generic)
+            for a in values.leaves(arguments)) or "float64" not in self.checks
         first = len(self.faults)
         self.seen_faults = {}
         self.block = self.thread = None
@@ -330,10 +337,29 @@ class Emulator(MemorySpaces, Reports):
                                 f"{self.shared_limit} that a block has on compute capability "
                                 f"{self.cc[0]}.{self.cc[1]}.")
 
+    def _refuse_arguments(self, kernel, python, given):
+        """Raise where a kernel cannot be called so: a device function, too few arguments or too many."""
+        if getattr(kernel, "targetoptions", {}).get("device"):
+            raise LaunchRefused(f"{self.kernel} is a device function: launch a kernel that calls it.")
+        code, optional = python.__code__, len(python.__defaults__ or ())
+        names = code.co_varnames[:code.co_argcount]
+        if not (len(names) - optional <= len(given) and (len(given) <= len(names) or code.co_flags & VARARGS)):
+            raise LaunchRefused(f"{self.kernel} takes {len(names)} argument{'s' * (len(names) != 1)} "
+                                f"({', '.join(names)}), {len(given)} were given.")
+
     def argument(self, value, name, back):
         """A launch argument as the kernel holds it; arrays that cannot be used in place are noted in `back`."""
         if type(value).__module__ == "numba.cuda.args":  # cuda.In, cuda.Out, cuda.InOut
             value = value.value
+        if type(value) is np.void and value.dtype.names:  # a record; what a kernel writes into it comes back
+            data = np.array(value)
+            back.append((_Fields(value), data))
+            array = self.argument(data, name, back)
+            return array[()] if not self.checked else Record(array, array.offset)
+        refused = None if hasattr(value, "emulated_memory") else why_refused(value)
+        if refused:
+            raise LaunchRefused(f"{self.kernel}: argument {name} is {refused}; give it NumPy arrays, numbers, or "
+                                "tuples of them.")
         strides = None
         if hasattr(value, "emulated_memory"):
             memory, offset, shape, dtype, *strides = value.emulated_memory()
@@ -343,7 +369,7 @@ class Emulator(MemorySpaces, Reports):
                 return plain_array(value)
             memory, offset, strides = self._host_memory(value, name, back)
             shape, dtype = value.shape, value.dtype
-        elif isinstance(value, (tuple, list)):
+        elif isinstance(value, tuple):
             names = getattr(value, "_fields", [name] * len(value))
             return getattr(type(value), "_make", tuple)([self.argument(v, n, back)
                                                          for v, n in zip(value, names, strict=True)])
@@ -395,6 +421,36 @@ class Emulator(MemorySpaces, Reports):
             self.tracer.block_ends(block)
 
 
+def unsupported(text):
+    raise Unsupported(text)
+
+
+class _Fields:
+    """A record of the host, into which the fields of an array of one record are copied."""
+
+    def __init__(self, record):
+        self._record = record
+
+    def __setitem__(self, index, data):
+        for name in data.dtype.names:
+            self._record[name] = data[()][name]
+
+
+def why_refused(value):
+    """What a launch argument is that no kernel takes, in words; None for one that kernels take."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        what = "an array" if isinstance(value, np.ndarray) else "a value"
+        if value.dtype.kind in "OSU":
+            return f"{what} of type {value.dtype}"
+        return None if value.dtype.isnative else f"{what} of type {value.dtype}, whose bytes are in another order"
+    if isinstance(value, int) and not -values.HALF64 <= value <= values.BITS64:
+        return "an integer of more than 64 bits"
+    if value is None or isinstance(value, (int, float, complex, tuple)) or hasattr(value, "copy_to_host") or (
+            hasattr(value, "__cuda_array_interface__")):
+        return None
+    return f"of type {type(value).__name__}"
+
+
 def outside(python, names):
     """{name: value} of what a function finds under these names in its closure and its module."""
     captured = dict(zip(python.__code__.co_freevars, python.__closure__ or (), strict=True))
@@ -402,9 +458,12 @@ def outside(python, names):
             for name in names if name in captured or name in python.__globals__}
 
 
-def in_three(size):
+def in_three(size, what="size"):
     """A grid, block or cluster as a tuple of three."""
-    size = tuple(int(n) for n in size) if isinstance(size, (tuple, list)) else (int(size),)
+    try:
+        size = tuple(operator.index(n) for n in (size if isinstance(size, (tuple, list)) else (size,)))
+    except TypeError:
+        raise LaunchRefused(f"{what} {size} must be whole numbers: divide with //; -(-n // d) rounds up.") from None
     return size + (1,) * (3 - len(size))
 
 

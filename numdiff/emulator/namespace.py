@@ -49,6 +49,21 @@ class Namespace:
         raise Unsupported(f"the emulator does not know {self._name}.{attribute}")
 
 
+class Missing:
+    """Something that the emulator does not know: whatever a kernel does with it raises `Unsupported`."""
+
+    def __init__(self, text):
+        self.__dict__["_text"] = text
+
+    def _refuse(self, *arguments, **named):
+        raise Unsupported(self.__dict__["_text"])
+
+    __call__ = __getattr__ = __setattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __index__ = __float__ = _refuse
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+        locals().update({f"__{_name}__": _refuse, f"__r{_name}__": _refuse})
+    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __invert__ = _refuse
+
+
 class Resolver:
     """Turns the objects that a kernel names into what they are in the emulator of one machine."""
 
@@ -81,7 +96,7 @@ class Resolver:
             return self.bind(registered[1])
         if isinstance(value, (bool, int, str, bytes, type(None))) and not isinstance(value, np.generic):
             return value
-        if isinstance(value, (float, np.generic)):
+        if isinstance(value, (float, complex, np.generic)):
             return scalar(value)
         if isinstance(value, tuple):
             members = [self(name, v) for v in value]
@@ -95,8 +110,7 @@ class Resolver:
                 return type_named(np.dtype(value).name) or value
             if value in _BUILTIN_TYPES:
                 return self.builtins[value.__name__]
-            stub = self._stub(value)
-            return value if stub is None else stub
+            return self._stub(value)
         if hasattr(value, "py_func"):
             return self.machine.function(value)
         if is_numba(value):
@@ -107,11 +121,16 @@ class Resolver:
             return self.builtins.get(value.__name__, value) if getattr(builtins, value.__name__, None) is value \
                 else value
         if isinstance(value, python_types.FunctionType):
+            if value.__module__ == "numba.cuda.cg":
+                return getattr(self.cuda.cg, value.__name__)
             if (value.__module__ or "").startswith("numba."):
                 return self._missing(f"{value.__module__}.{value.__name__}")
             return self.machine.function(value)
         if isinstance(value, np.ufunc):
             return getattr(self.numpy, value.__name__)
+        if isinstance(value, functools.partial):
+            return Missing(f"neither Numba nor the emulator knows functools.partial, which {name} is: write a device "
+                           "function")
         return value
 
     def bind(self, function):
@@ -131,30 +150,35 @@ class Resolver:
             return self.types
         if name == "numba":
             return Namespace("numba", {**self.types.__dict__, "cuda": self.cuda, "types": self.types})
+        if name == "numba.cuda.cg":
+            return self.cuda.cg
         if name == "operator":
             return module
         return ResolvingModule(self, module)
 
     def _stub(self, value):
-        """`cuda.threadIdx` and the like, imported by name: Numba's stubs are classes."""
-        if not (value.__module__ or "").startswith("numba"):
-            return None
-        return self.cuda.__dict__.get(value.__name__)
+        """`cuda.threadIdx` and the like, imported by name: Numba's stubs are classes. Any other class is itself."""
+        if not (value.__module__ or "").startswith("numba."):
+            return value
+        if value.__name__ == "laneid":
+            return Missing("the emulator does not know laneid imported by name: write cuda.laneid")
+        return self.cuda.__dict__.get(value.__name__) or self._missing(value.__name__)
 
     def numba_object(self, name, value):
         kind = type_named(str(getattr(value, "name", "")))
         if kind is not None:
             return kind
+        if isinstance(getattr(value, "dtype", None), np.dtype):  # of a record, by numba.from_dtype
+            return value.dtype
         stub = self.cuda.__dict__.get(getattr(value, "__name__", ""))
         return stub if stub is not None else self._missing(getattr(value, "__name__", None) or name)
 
-    def _missing(self, name):
-        def missing(*arguments, **named):
-            raise Unsupported(f"the emulator does not know {name}: give it a twin with numdiff.emulator.twin")
-        return missing
+    @staticmethod
+    def _missing(name):
+        return Missing(f"the emulator does not know {name}: give it a twin with numdiff.emulator.twin")
 
 
-_BUILTIN_TYPES = (int, float, bool)
+_BUILTIN_TYPES = (int, float, bool, complex)
 cuda_range = range
 
 
@@ -203,6 +227,8 @@ class EmulatedNumpy:
         kind = type_named(name)
         if kind is not None:
             return kind
+        if name == "random":
+            return Missing("neither Numba nor the emulator knows np.random in a kernel: use numba.cuda.random")
         value = getattr(np, name)
         if isinstance(value, float):
             return np.float64(value)
@@ -252,14 +278,18 @@ def emulated_cuda(machine):
 
     t, b, bd, gd = machine.thread_index, machine.block_index, machine.block_dim, machine.grid_dim
 
-    def grid(ndim):
+    def grid(ndim=None):
+        if ndim not in (1, 2, 3):
+            raise ValueError(f"cuda.grid({ndim}): the number of dimensions is 1, 2 or 3")
         x = t.x + b.x * bd.x
         if ndim == 1:
             return x
         y = t.y + b.y * bd.y
         return (x, y) if ndim == 2 else (x, y, t.z + b.z * bd.z)
 
-    def gridsize(ndim):
+    def gridsize(ndim=None):
+        if ndim not in (1, 2, 3):
+            raise ValueError(f"cuda.gridsize({ndim}): the number of dimensions is 1, 2 or 3")
         sizes = (bd.x * gd.x, bd.y * gd.y, bd.z * gd.z)
         return sizes[0] if ndim == 1 else sizes[:ndim]
 
@@ -288,10 +318,15 @@ def emulated_cuda(machine):
     # memory -----------------------------------------------------------------------------------------------------------
 
     def shared_array(shape=None, dtype=None, alignment=None, **named):
-        return machine.shared_array(shape, dtype_of(dtype or named.get("type")), alignment, frame(1))
+        return machine.shared_array(shape, element_type("shared", dtype, **named), alignment, frame(1))
 
     def local_array(shape=None, dtype=None, alignment=None, **named):
-        return machine.local_array(shape, dtype_of(dtype or named.get("type")), frame(1))
+        return machine.local_array(shape, element_type("local", dtype, **named), frame(1))
+
+    def element_type(space, dtype=None, type=None):
+        if dtype is None and type is None:
+            raise TypeError(f"cuda.{space}.array needs a dtype")
+        return dtype_of(type if dtype is None else dtype)
 
     def array_like(array):
         return machine.constant_array("constant", array)

@@ -1,8 +1,11 @@
 """What an emulated GPU reports: where the code is, and what is wrong there."""
 import sys
 
+from .arrays import CheckedArray, IntegerArray
 from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
 from .rewrite import SITES
+
+_SEQUENCE = "setting an array element with a sequence."  # NumPy's words where an array is stored into one element
 
 
 class Reports:
@@ -53,7 +56,7 @@ class Reports:
             raise Unsupported(f"{str(error).rstrip('.')}; used at {self.place(site)}.") from None
         kind = {IndexError: "bounds", ZeroDivisionError: "division"}.get(type(error), "error")
         site = SITES.number("?", "?", 0) if site is None else site
-        self.report(kind, f"{type(error).__name__}: {error}", site, thread)
+        self.report(kind, _in_words(error), site, thread)
 
     def _here(self):
         """Whether breakpoint() stops in this thread."""
@@ -149,10 +152,22 @@ class Reports:
     @staticmethod
     def _say_wait(wait):
         if wait[0] == "loop":
-            return "a loop waits for something that never comes"
+            return "a loop waits for something that never comes, or its condition never changes"
         if wait[0] == "warp operation":
             return f"{wait[1][0]} with the mask {wait[1][1]:#x}"
         return str(wait[1])
+
+
+def _in_words(error):
+    """A Python exception in a kernel, as one sentence that names none of the emulator's own classes."""
+    text = str(error)
+    if isinstance(error, AttributeError) and type(getattr(error, "obj", None)) in (CheckedArray, IntegerArray):
+        text = f"the emulator does not know .{error.name} of arrays"
+    elif "CheckedArray" in text or "IntegerArray" in text or text == _SEQUENCE:
+        text = "the emulator does not know arithmetic on whole arrays: index their elements"
+    elif text == "'function' object is not subscriptable":
+        text = "the emulator does not know kernels that launch kernels (dynamic parallelism)"
+    return f"{type(error).__name__}: {text}"
 
 
 def _calls(frame):

@@ -26,7 +26,7 @@ import numpy as np
 from .integers import EMPTY, Integers, cast_named, parts_of
 from .namespace import TWINS
 from .schedule import WAITING
-from .values import OPERATIONS, TYPES
+from .values import OPERATIONS, TYPES, scalar
 
 
 class Sites:
@@ -122,6 +122,17 @@ def lambda_tree(function):
     return ast.copy_location(ast.FunctionDef(code.co_name, found[0].args, [body], [], None, None, **more), found[0])
 
 
+_DIMENSIONS = ("threadIdx", "blockIdx", "blockDim", "gridDim")
+
+
+def shared_or_local(node):
+    """Of which space the array is that a call makes, `cuda.shared.array(…)`: "shared", "local" or None."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr != "array":
+        return None
+    space = node.func.value.attr if isinstance(node.func.value, ast.Attribute) else getattr(node.func.value, "id", None)
+    return space if space in ("shared", "local") else None
+
+
 class Rewriter(ast.NodeTransformer):
     """Makes the operations of one function explicit. `negative` collects the sites whose index is a literal -1, -2 …"""
 
@@ -129,6 +140,8 @@ class Rewriter(ast.NodeTransformer):
         self.function, self.sites, self.checked, self.fixed, self.integers = function, sites, checked, fixed, integers
         self.constants, self.negative, self._temporaries = {}, set(), 0
         self.casts, self.variants = {}, {}  # see `Rewritten`
+        code = function.__code__
+        self.parameters = set(code.co_varnames[:code.co_argcount + code.co_kwonlyargcount])
 
     def visit(self, node):
         """As the base class does, without a search for the method each time."""
@@ -168,11 +181,26 @@ class Rewriter(ast.NodeTransformer):
         return self.call(f"__{type(operator).__name__}", operands, node)
 
     def visit_Constant(self, node):
-        if isinstance(node.value, float):
+        if isinstance(node.value, (float, complex)):
             name = f"__float_{len(self.constants)}"
-            self.constants[name] = np.float64(node.value)
+            self.constants[name] = scalar(node.value)
             return ast.copy_location(ast.Name(name, ast.Load()), node)
         return node
+
+    def varies(self, node):
+        """Whether Numba would find that a shape is no constant, as far as that can be read off its expression."""
+        if isinstance(node, ast.Tuple):
+            return any(self.varies(part) for part in node.elts)
+        if isinstance(node, ast.Name):
+            return node.id in self.parameters
+        if isinstance(node, ast.Subscript):
+            return self.varies(node.value)
+        if isinstance(node, ast.Attribute):
+            inner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", None)
+            return inner in _DIMENSIONS or node.attr in ("shape", "size")
+        if isinstance(node, ast.BinOp):
+            return any(not isinstance(part, (ast.Constant, ast.BinOp, ast.operator)) for part in ast.walk(node))
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("len", "min", "max")
 
     def is_fixed(self, node):
         """Whether an expression is made of constants alone: the compiler computes it, the GPU never does."""
@@ -210,6 +238,13 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node):
+        space = shared_or_local(node)
+        if space:
+            shape = next((k.value for k in node.keywords if k.arg == "shape"), node.args[0] if node.args else None)
+            if shape is not None and self.varies(shape):
+                text = ast.Constant(f"Numba does not compile {ast.unparse(shape)} as the shape of a {space} array: "
+                                    "give it a number, or the name of a number outside of the kernel")
+                return ast.copy_location(ast.Call(ast.Name("__unsupported", ast.Load()), [text], []), node)
         outside = self.integers and isinstance(node.func, ast.Name) and node.func.id not in self.integers.inner and (
             self.integers.outside.get(node.func.id))
         literal = len(node.args) == 1 and not node.keywords and literal_of(node.args[0])

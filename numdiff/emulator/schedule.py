@@ -13,9 +13,14 @@ import random
 import sys
 import threading
 import time
+import zlib
 
 import greenlet
 import numpy as np
+
+from .arrays import CheckedArray, IntegerArray, PlainRecord, Record, RecordArray
+from .memory import Memory
+from .values import leaves
 
 WARP, FULL_MASK = 32, 0xFFFFFFFF  # lanes, and the mask that names them all
 TURNS = 4096  # turns of `while` loops after which a thread lets the others run
@@ -171,7 +176,7 @@ class Scheduler:
         self.blocks = []
         self.total = self.ended = 0  # blocks
         self.grid_arrived = []
-        self._counts = self._numbers = None  # what tells, in `_spin`, whether anything still happens
+        self._counts = self._state = None  # what tells, in `_spin`, whether anything still happens
         self._seen, self._rounds = None, 0  # likewise in `_loops_go_on`
 
     # running ----------------------------------------------------------------------------------------------------------
@@ -516,8 +521,8 @@ class Scheduler:
 
     def _loop_variables(self):
         """The numbers that loops work with: a loop whose variables change computes something."""
-        return {thread: [v for v in thread.wait[2].f_locals.values() if isinstance(v, (int, float, np.generic))]
-                for thread in self.spinning}
+        return {thread: [v if v == v else "NaN" for v in thread.wait[2].f_locals.values()
+                         if isinstance(v, (int, float, complex, np.generic))] for thread in self.spinning}
 
     def _loops_go_on(self):
         """Whether the loops seem to get on by themselves, so that no other block need start yet."""
@@ -530,14 +535,54 @@ class Scheduler:
 
     def _spin(self):
         """Nobody but threads in loops can run: let them, but not for ever."""
-        now, counts, numbers = time.monotonic(), (self.progress, self.machine.stores), self._loop_variables()
+        now, counts = time.monotonic(), (self.progress, self.machine.stores)
         if counts != self._counts:
-            self._counts, self._numbers, self._begun = counts, None, now
-        if numbers != self._numbers:
-            self._numbers, self._changed = numbers, now
-        if now - self._changed > self.machine.patience or now - self._begun > LONGEST * self.machine.patience:
+            self._counts, self._begun = counts, now
+        if self._repeats(now) or now - self._begun > LONGEST * self.machine.patience:
             self.machine.stuck(self)
             self.abandon()
             return
         self.awake, self.spinning = self.ordered(self.spinning), []
 
+
+    def _repeats(self, now):
+        """Whether the loops go through one state again and again: they wait, or one of them forgot its next index.
+
+        Looked at twice, half the patience between: no variable of a loop and no byte that it can read has changed.
+        """
+        state = self.progress, self._loop_variables()
+        if state != self._state:
+            self._state, self._contents, self._looked = state, None, now
+        elif now - self._looked > self.machine.patience / 2:
+            before, self._contents, self._looked = self._contents, self._all_contents(), now
+            return before == self._contents
+        return False
+
+    def _all_contents(self):
+        """What threads in loops can read: the arrays of the launch, those of their blocks and their own."""
+        known = {}  # id of a Memory, which many threads see -> its checksum
+        found = {None: [contents(memory, known) for memory in self.machine._memories.values()]}
+        for thread in self.spinning:
+            values = list(thread.block.shared.values())
+            frame = thread.wait[2]
+            while frame is not None and "__emulated__" in frame.f_globals:
+                values += leaves(frame.f_locals.values())
+                frame = frame.f_back
+            found[thread] = [contents(value, known) for value in values]
+        return found
+
+
+def contents(value, known):
+    """What tells whether a kernel's variable has changed: a checksum of an array's bytes, or the number that it is."""
+    if value.__class__ in (Record, PlainRecord):
+        value = value._array if value.__class__ is Record else np.asarray(value._data)
+    if value.__class__ in (IntegerArray, RecordArray):
+        value = value.data
+    memory = value.memory if value.__class__ is CheckedArray else value
+    if memory.__class__ is Memory:
+        if id(memory) not in known:
+            known[id(memory)] = zlib.crc32(memory.bytes)
+        return known[id(memory)]
+    if isinstance(value, np.ndarray):
+        return zlib.crc32(value.tobytes())
+    return repr(value) if isinstance(value, (int, float, complex, np.generic)) else None

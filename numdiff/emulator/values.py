@@ -58,6 +58,9 @@ FLOATS = frozenset((float16, float32, float64))
 SIGNED = frozenset((int, Int32, Int16, Int8, bool))
 UNSIGNED = frozenset((UInt8, UInt32, UInt64))
 INTEGERS = SIGNED | UNSIGNED
+complex64, complex128 = np.complex64, np.complex128
+COMPLEX = frozenset((complex64, complex128, complex))
+NARROW = frozenset((complex64, float32, float16, Int8, Int16, UInt8, bool, boolean))  # with them it stays complex64
 DIRECT = frozenset((float32, float64, float16))  # operands of one such class: NumPy's operator is Numba's
 
 _LETTER = {bool: "b", boolean: "b", Int8: "s", Int16: "m", UInt8: "t", Int32: "i", int: "i", UInt32: "u",
@@ -86,11 +89,19 @@ def wrap64(value):
     return value if -HALF64 <= value < HALF64 else (value + HALF64 & BITS64) - HALF64
 
 
+def _complex(function, a, b):
+    """`function(a, b)` of a complex number and another: complex64 only if both are as narrow."""
+    if not (a.__class__ in COMPLEX or b.__class__ in COMPLEX):
+        return function(a, b)  # tuples, or a mistake that Python names
+    to = complex64 if a.__class__ in NARROW and b.__class__ in NARROW else complex128
+    return function(to(a), to(b))
+
+
 def _mixed(function, a, b):
     """`function(a, b)` in the type that Numba gives the pair."""
     ka, kb = _LETTER.get(a.__class__), _LETTER.get(b.__class__)
     if ka is None or kb is None:
-        return function(a, b)  # tuples, or a mistake that Python names
+        return _complex(function, a, b)
     kind = _PROMOTED[ka, kb]
     if kind == "u":
         return UInt64(function(int(a), int(b)) & BITS64)
@@ -130,7 +141,7 @@ def truediv(a, b):
         return a / b
     kind = _PROMOTED.get((_LETTER.get(c), _LETTER.get(b.__class__)))
     if kind is None:
-        return a / b  # complex numbers
+        return _complex(operator.truediv, a, b)
     to = _FLOAT.get(kind, float64)  # int / int is float64
     return to(a) / to(b)
 
@@ -156,7 +167,7 @@ def _in_float32(function, a, b):
 def power(a, b):
     ka, kb = _LETTER.get(a.__class__), _LETTER.get(b.__class__)
     if ka is None or kb is None:
-        return a ** b
+        return _complex(operator.pow, a, b)
     if kb in "bsmtiu":
         if ka in "bsmtiu":
             if b < 0:
@@ -301,7 +312,7 @@ class IntegerType:
 INTEGER_TYPES = {name: IntegerType(name) for name in ("int8", "int16", "int32", "int64",
                                                       "uint8", "uint16", "uint32", "uint64")}
 TYPES = {**{name: kind.cast for name, kind in INTEGER_TYPES.items()}, "float16": float16, "float32": float32,
-         "float64": float64, "bool": boolean}
+         "float64": float64, "bool": boolean, "complex64": complex64, "complex128": complex128}
 ALIASES = {"boolean": "bool", "bool_": "bool", "intp": "int64", "uintp": "uint64", "intc": "int32", "uintc": "uint32",
            "byte": "uint8", "double": "float64", "half": "float16", "single": "float32", "f2": "float16",
            "f4": "float32", "f8": "float64", "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64", "u1": "uint8",
@@ -328,7 +339,7 @@ def scalar(value):
     if isinstance(value, np.generic):
         integer = INTEGER_TYPES.get(value.dtype.name)
         return integer.kind(int(value)) if integer else value
-    return float64(value) if value.__class__ is float else value
+    return float64(value) if value.__class__ is float else complex128(value) if value.__class__ is complex else value
 
 
 def leaves(arguments):
@@ -345,7 +356,7 @@ def leaves(arguments):
 def choose(choice, noticed=None):
     """`min` or `max`; `noticed(name)` is called where it works in float64."""
     def among(first, *others):
-        best = first
+        best, *others = first if not others and first.__class__ is tuple else (first, *others)
         for value in others:
             c, d = best.__class__, value.__class__
             if c is float32 and d is float32:  # PTX's max and min give the operand that is not NaN
@@ -385,6 +396,12 @@ def to_float(a=0):
     return a if a.__class__ in FLOATS else float64(a)
 
 
+def to_complex(real=0.0, imag=None):
+    """complex(x), complex(x, y): of float32 it is complex64."""
+    parts = (real,) if imag is None else (real, imag)
+    return (complex64 if all(p.__class__ in NARROW for p in parts) else complex128)(complex(*parts))
+
+
 def to_bool(a=False):
     return bool(a)
 
@@ -396,6 +413,7 @@ def rounded(a, digits=None):
 
 
 BUILTINS = {"min": minimum, "max": maximum, "abs": absolute, "int": to_integer, "float": to_float, "bool": to_bool,
+            "complex": to_complex,
             "round": rounded, "pow": power}
 
 

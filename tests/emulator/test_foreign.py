@@ -1,12 +1,15 @@
 """Kernels that know nothing of this project run in the emulator as they are: plain Numba, in the manner of its
 documentation, and solutions of puzzles like Sasha Rush's GPU-Puzzles. What cannot run is refused by name and line.
 """
+import functools
 import math
 
 import numba
 import numpy as np
 import pytest
 from numba import cuda, float32, int32
+from numba.cuda import float32x3 as cuda_float3
+from numba.cuda.cg import this_grid
 from numba.cuda.random import xoroshiro128p_dtype, xoroshiro128p_uniform_float32
 
 from numdiff import emulator
@@ -15,8 +18,10 @@ from tests.conftest import exhaustively
 from tests.emulator.planting import marked
 
 TPB = 8
+TPB_AND_HALO = TPB + 4
 WEIGHTS = np.array([0.25, 0.5, 0.25], np.float32)
 SHAPE = (TPB, TPB)
+part_of_hypot = functools.partial(math.hypot, 3)
 
 
 @pytest.fixture(params=["shuffled", "unchecked", *exhaustively("forward", "reversed")])
@@ -235,6 +240,47 @@ def test_kernels_with_signatures_are_made_inside_the_context(gpu, rng):
     assert (y == 3).all() and (out == np.arange(8)).all()
 
 
+def test_a_signature_casts_numbers_and_refuses_other_arrays(gpu):
+    @cuda.jit("void(float32[:], float32)")
+    def add(x, a):
+        i = cuda.grid(1)
+        x[i] = x[i] + a
+
+    x = np.ones(4, np.float32)
+    add[1, 4](x, 1e-9 + 0.1)
+    assert np.array_equal(x, np.full(4, np.float32(1) + np.float32(1e-9 + 0.1)))
+    with pytest.raises(emulator.LaunchRefused, match=r"signature has .array\(float32, 1d, A\), float32.*float64\[:\]"):
+        add[1, 4](np.ones(4), 0.1)
+
+
+def test_device_arrays_keep_their_order(gpu):
+    x = np.arange(6.0).reshape(2, 3, order="F")
+    d = cuda.to_device(x)
+    assert d.is_f_contiguous() and d.strides == x.strides and np.array_equal(d.copy_to_host(), x)
+    like, other = cuda.device_array_like(d), cuda.device_array((2, 3), np.float32, order="F")
+    assert like.strides == d.strides and other.strides == (4, 8)
+    assert [part.shape for part in cuda.to_device(np.zeros(5)).split(2)] == [(2,), (2,), (1,)]
+    for wrong in (np.zeros((3, 2)), np.zeros((2, 3), np.float32)):
+        with pytest.raises(ValueError, match="a copy needs the same"):
+            d.copy_to_host(wrong)
+    with cuda.gpus[0] as gpu_0:
+        assert gpu_0.name
+
+
+@cuda.jit
+def grid_group_by_name(a, b):
+    group, i = this_grid(), cuda.grid(1)
+    a[i] = i
+    group.sync()
+    b[i] = a[a.size - 1 - i]
+
+
+def test_the_grid_group_imported_by_name(gpu):
+    a, b = np.zeros((2, 8))
+    grid_group_by_name[2, 4](a, b)
+    assert b.tolist() == list(range(8))[::-1]
+
+
 @cuda.jit
 def heat(buf, timesteps, k):
     i = cuda.grid(1)
@@ -436,6 +482,24 @@ def brighten(image):
         image[i].n += i
 
 
+numba_pixel = numba.from_dtype(pixel)
+
+
+@cuda.jit
+def one_record(p, out):
+    tile = cuda.shared.array(2, numba_pixel)
+    tile[0].r = p.r
+    out[0] = tile[0].r + p["g"]
+    p.n = 7
+
+
+def test_a_record_as_an_argument_and_as_a_type(gpu):
+    image, out = np.zeros(2, pixel), np.zeros(1, np.float32)
+    image["r"], image["g"] = 3, 4
+    one_record[1, 1](image[1], out)
+    assert out[0] == 7 and image["n"].tolist() == [0, 7]
+
+
 def test_record_arrays(gpu):
     image = np.zeros(5, pixel)
     image["r"] = np.arange(5)
@@ -472,6 +536,68 @@ def test_mandelbrot_in_complex_numbers(gpu):
         mandelbrot[(2, 1), (4, 4)](image, 20)
     want = [[mandel.py_func(-2.0 + x * 3.0 / 12, -1.0 + y * 2.0 / 8, 20) for x in range(12)] for y in range(8)]
     assert (image == want).all()
+
+
+@cuda.jit
+def complex_everywhere(x, y):
+    tile, own, t = cuda.shared.array(4, numba.complex64), cuda.local.array(1, np.complex128), cuda.threadIdx.x
+    tile[t] = x[t]
+    own[0] = 2j
+    cuda.syncthreads()
+    y[t] = (tile[3 - t] * own[0] + numba.complex64(1)) / complex(t + 1, 1)
+
+
+def test_complex_numbers_in_shared_and_local_arrays(gpu):
+    x, y = np.array([1 + 2j, 3 - 1j, 0.1, 4j], np.complex64), np.zeros(4, np.complex128)
+    complex_everywhere[1, 4](x, y)
+    assert np.allclose(y, (x[::-1] * 2j + 1) / (np.arange(4) + 1 + 1j), rtol=1e-15)
+
+
+@cuda.jit(device=True)
+def dot_product(a, b):
+    total = float32(0)
+    for k in range(a.shape[0]):
+        total += a[k] * b[k]
+    return total
+
+
+@cuda.jit
+def rows_and_columns(a, b, c):
+    i, j = cuda.grid(2)
+    mine = cuda.shared.array((4, 8), float32)[i, :]
+    mine[j] = dot_product(a[i, :], b[:, j])
+    c[i, j:j + 1] = mine[j:][0]
+
+
+def test_slices_of_arrays_of_two_dimensions(gpu, rng):
+    a, b = rng.random((4, 5)).astype(np.float32), rng.random((5, 6)).astype(np.float32)
+    c = np.zeros((4, 6), np.float32)
+    rows_and_columns[1, (4, 6)](a, b, c)
+    assert np.allclose(c, a @ b)
+
+
+@cuda.jit
+def extremes_of_tuples(x):
+    x[0], x[1] = min((3, 1, 2)), max((1.5, 2.5))
+
+
+def test_min_and_max_of_a_tuple(gpu):
+    x = np.zeros(2)
+    extremes_of_tuples[1, 1](x)
+    assert x.tolist() == [1, 2.5]
+
+
+@cuda.jit
+def extremes_without_sign(x):
+    cuda.atomic.max(x, 0, -3)
+    cuda.atomic.min(x, 1, -1)
+    cuda.atomic.cas(x, 2, -1, 7)
+
+
+def test_an_atomic_takes_its_value_in_the_arrays_type(gpu):
+    x = np.array([5, 5, 2**32 - 1], np.uint32)
+    extremes_without_sign[1, 1](x)
+    assert x.tolist() == [2**32 - 3, 5, 7]
 
 
 @cuda.jit
@@ -537,6 +663,107 @@ def test_what_is_not_known_is_refused_by_name_and_line(gpu, kernel, feature, mar
     with pytest.raises(Unsupported, match=feature) as caught:
         kernel[1, 1](np.zeros(1))
     assert f"{__file__}:{marked(__file__, mark)}" in str(caught.value)
+
+
+@cuda.jit
+def shape_of_an_argument(x, n):
+    tile = cuda.shared.array(n, float32)  # argument's shape
+    tile[0] = x[0]
+
+
+@cuda.jit
+def shape_of_the_block(x):
+    tile = cuda.local.array((4, cuda.blockDim.x), float32)  # block's shape
+    tile[0, 0] = x[0]
+
+
+@cuda.jit
+def computed_shape(x):
+    tile = cuda.shared.array((TPB, TPB + 1), float32)  # computed shape
+    tile[0, 0] = x[0]
+
+
+@cuda.jit
+def draws_on_the_host(x):
+    x[0] = np.random.rand()  # np.random
+
+
+@cuda.jit
+def takes_a_vector(x):
+    x[0] = cuda_float3(x[0], x[0], x[0]).x  # vector
+
+
+@cuda.jit
+def takes_a_partial(x):
+    x[0] = part_of_hypot(x[0])  # partial
+
+
+@cuda.jit
+def small_atomic(x):
+    cuda.atomic.add(x.view(np.uint8), 0, 1)  # uint8
+
+
+@pytest.mark.parametrize("kernel, more, text, mark", [
+    (shape_of_an_argument, (4,), "Numba does not compile n as the shape of a shared array", "argument's shape"),
+    (shape_of_the_block, (), "compile \\(4, cuda.blockDim.x\\) as the shape of a local array", "block's shape"),
+    (computed_shape, (), "does not compile \\(TPB, TPB \\+ 1\\)", "computed shape"),
+    (draws_on_the_host, (), "np.random in a kernel: use numba.cuda.random", "np.random"),
+    (takes_a_vector, (), "does not know float32x3", "vector"),
+    (takes_a_partial, (), "functools.partial, which part_of_hypot is", "partial"),
+    (small_atomic, (), "no cuda.atomic.add of uint8: its types are int32, ", "uint8")])
+def test_what_numba_does_not_compile_is_refused_by_name_and_line(gpu, kernel, more, text, mark):
+    with pytest.raises(Unsupported, match=text) as caught:
+        kernel[1, 1](np.zeros(4, np.float32), *more)
+    assert f"{__file__}:{marked(__file__, mark)}" in str(caught.value)
+
+
+@cuda.jit
+def sums_an_array(x):
+    x[0] = x.sum()  # method
+
+
+@cuda.jit
+def adds_to_an_array(x):
+    x[0] = (x + 1)[0]  # whole array
+
+
+@cuda.jit
+def launches_a_kernel(x):
+    sums_an_array[1, 1](x)  # launch
+
+
+@pytest.mark.parametrize("kernel, text, mark", [
+    (sums_an_array, "does not know .sum of arrays", "method"),
+    (adds_to_an_array, "does not know arithmetic on whole arrays", "whole array"),
+    (launches_a_kernel, "does not know kernels that launch kernels", "launch")])
+def test_what_python_would_name_by_the_emulators_classes_is_named_by_the_users(kernel, text, mark):
+    with emulator.device(), pytest.raises(emulator.KernelFault, match=text) as caught:
+        kernel[1, 1](np.zeros(4, np.float32))
+    assert caught.value.faults[0].line == marked(__file__, mark)
+
+
+@cuda.jit
+def two_arguments(x, n):
+    x[0] = n
+
+
+@pytest.mark.parametrize("launch, text", [
+    (lambda: two_arguments[1, 1](np.zeros(1)), "two_arguments takes 2 arguments \\(x, n\\), 1 were given"),
+    (lambda: two_arguments[1, 1](np.zeros(1), 1, 2), "takes 2 arguments .*, 3 were given"),
+    (lambda: two_arguments[1, 1](np.zeros(1), n=1), "give n by place"),
+    (lambda: two_arguments[1](np.zeros(1), 1), "two_arguments\\[grid, block\\]"),
+    (lambda: two_arguments[100 / 64, 64](np.zeros(1), 1), "grid 1.5625 must be whole numbers: divide with //"),
+    (lambda: two_arguments[1, (8, 2.0)](np.zeros(1), 1), "block .*must be whole numbers"),
+    (lambda: two_arguments[1, 1]([0.0], 1), "argument x is of type list"),
+    (lambda: two_arguments[1, 1](np.zeros(1), "1"), "argument n is of type str"),
+    (lambda: two_arguments[1, 1](np.array([None]), 1), "argument x is an array of type object"),
+    (lambda: two_arguments[1, 1](np.zeros(1, ">f4"), 1), "bytes are in another order"),
+    (lambda: two_arguments[1, 1](np.zeros(1), 1 << 70), "argument n is an integer of more than 64 bits"),
+    (lambda: polar[1, 1](np.zeros(2)), "polar is a device function"),
+    (lambda: cuda.to_device(["a"]), "cuda.to_device takes arrays of numbers or records")])
+def test_launches_that_numba_refuses(gpu, launch, text):
+    with pytest.raises(emulator.LaunchRefused, match=text):
+        launch()
 
 
 def test_host_functions_that_need_a_gpu_are_refused_by_name(gpu):
@@ -629,7 +856,7 @@ def dot(out, a, b, size):
 
 @cuda.jit
 def convolution(out, a, b, size):
-    shared_a = cuda.shared.array(TPB + 4, numba.float32)
+    shared_a = cuda.shared.array(TPB_AND_HALO, numba.float32)
     shared_b = cuda.shared.array(4, numba.float32)
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     local_i = cuda.threadIdx.x

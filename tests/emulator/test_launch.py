@@ -261,6 +261,16 @@ def test_a_fault_is_counted_not_repeated():
     assert "and 31 more of this kind at this line" in str(caught.value)
 
 
+def test_a_float_argument_is_no_float64_array():
+    @cuda.jit
+    def scale(x, a):
+        x[0] = x[0] * a
+
+    with pytest.warns(Float64Warning, match="float32 mult float64"):
+        run(scale, 1, 1, np.ones(1, np.float32), 0.5)
+    run(scale, 1, 1, np.ones(1), 0.5)
+
+
 def test_float64_arithmetic_warns_or_is_a_fault_or_is_meant():
     @cuda.jit
     def kernel(x):

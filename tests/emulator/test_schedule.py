@@ -378,3 +378,42 @@ def test_a_thread_that_ends_lets_the_others_pass_and_is_reported():
         run(kernel, 1, 8, x)
     fault = fault_at(caught.value.faults, "divergence", __file__, marked(__file__, "without thread 3"))
     assert "thread (3, 0, 0) has ended" in fault.message and x.sum() == 7
+
+
+@cuda.jit
+def forgets_its_next_index(x):
+    i = cuda.grid(1)
+    while i < x.size:  # the same again
+        x[i] = float32(1)
+
+
+@cuda.jit
+def waits_in_vain_for_nan(x):
+    error = x[0]
+    while not error < float32(1):  # never true
+        error *= x[1]
+
+
+@pytest.mark.parametrize("checks", [True, False])
+@pytest.mark.parametrize("kernel, value, mark", [(forgets_its_next_index, 0, "the same again"),
+                                                 (waits_in_vain_for_nan, np.nan, "never true")])
+def test_a_loop_that_repeats_itself_is_endless_though_it_stores(kernel, value, mark, checks):
+    faults = faults_of(kernel, 1, 2, np.full(4, value, np.float32), patience=0.02, checks=checks)
+    assert [f.kind for f in faults] == ["deadlock"] and faults[0].line == marked(__file__, mark)
+
+
+@cuda.jit
+def counts_in_memory(x):
+    own = cuda.local.array(1, int32)
+    own[0] = 0
+    while own[0] < 20000:
+        own[0] += 1
+    while x[0] < 20000:
+        x[0] += 1
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_loop_that_changes_memory_alone_goes_on(checks):
+    x = np.zeros(1, np.int32)
+    run(counts_in_memory, 1, 1, x, patience=0.002 if checks else 0.05, checks=checks)
+    assert x[0] == 20000
