@@ -21,6 +21,7 @@ import numpy as np
 
 from .errors import NumdiffError, UsageError
 from .files import atomic_file
+from .signals import deferred_signals
 
 SIZE, DPI = (9.6, 5.4), 100  # inches, pixels an inch: 960 × 540
 ENDINGS = (".png", ".svg", ".pdf")
@@ -242,9 +243,10 @@ class _Matplotlib:
     def __init__(self):
         try:
             logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a font cache that it cannot write is no news
-            from matplotlib import rc_context
-            from matplotlib.figure import Figure
-            from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+            with deferred_signals():  # interrupted, it says something else than a Ctrl-C does, or crashes the process
+                from matplotlib import rc_context
+                from matplotlib.figure import Figure
+                from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
         except ImportError as error:
             raise NoPlotsError(f"plots need matplotlib, which cannot be imported ({error}); pip install "
                                "matplotlib.") from error

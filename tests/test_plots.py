@@ -18,6 +18,28 @@ def picture(path):
         return np.asarray(image.convert("RGB"), np.int32)
 
 
+IMPORTED = """
+import signal, sys
+from numdiff import plots
+
+class Finder:
+    def find_spec(name, *_):
+        if name == "matplotlib._path":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+try:
+    plots.matplotlib()
+except KeyboardInterrupt:
+    sys.exit(f"interrupted, {'matplotlib.ticker' in sys.modules}")
+"""
+
+
+def test_an_interrupt_waits_for_the_import():
+    done = subprocess.run(forked("-c", IMPORTED), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "interrupted, True\n")
+
+
 def test_running_mean():
     values = np.array([4.0, 1.0, 1.0, 7.0, 2.0])
     assert np.allclose(plots.running_mean(values, 3), [2.5, 2, 3, 10 / 3, 4.5])
