@@ -80,11 +80,15 @@ def ended_in_order():
             raise Terminated(number)
 
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    default = dict.fromkeys([signal.SIGINT, *numbers], signal.SIG_DFL)
     handle({signal.SIGINT: signal.default_int_handler, **dict.fromkeys(numbers, end)})
     try:
         yield
     finally:
-        handle(dict.fromkeys([signal.SIGINT, *numbers], signal.SIG_DFL))
+        try:
+            handle(default)
+        finally:
+            handle(default)  # as one may come meanwhile
 
 
 class Failure(click.ClickException):
@@ -142,8 +146,11 @@ class Commands(Group):
 
     def invoke(self, ctx):
         """Run the subcommand; no error that a user can cause ends in a traceback. Of several ranks, one reports it."""
-        with self.context():
-            return self._invoke(ctx)
+        try:
+            with self.context():
+                return self._invoke(ctx)
+        except KeyboardInterrupt:  # just as the context ends: click would say "Aborted!"
+            raise SystemExit(130) from None
 
     def _invoke(self, ctx):
         try:
