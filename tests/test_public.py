@@ -9,13 +9,15 @@ import pytest
 
 import numdiff
 from numdiff.data import open_dataset
-from numdiff.diffusion import SAMPLERS, Diffusion, Sampling
+from numdiff.diffusion import SAMPLERS, Diffusion, Sampling, alpha_bars, spaced_timesteps
 from numdiff.errors import UsageError
-from numdiff.nn import AdamW, DiT, UNet
+from numdiff.evaluation import RandomConv
+from numdiff.nn import AdamW, DiT, Linear, Tape, Tensor, UNet
 from numdiff.training import Trainer
 
 PAGE = (pathlib.Path(numdiff.__file__).parent / "README.md").read_text(encoding="utf-8")
 SMALL = {"image_size": 8, "model_channels": 32, "channel_mult": (1,), "num_res_blocks": 1, "device": "cpu"}
+T = np.zeros(1, np.int32)
 
 
 @pytest.mark.parametrize("module", ["numdiff", "numdiff.training", "numdiff.data"])
@@ -60,6 +62,10 @@ class Images:
     shape, labels, dtype = (4, 8, 8, 3), None, np.dtype(np.uint8)
 
 
+def called(shape, t):
+    return UNet(**SMALL)(Tensor(np.zeros(shape, np.float32)), t)
+
+
 @pytest.mark.parametrize("call, sentence", [
     (lambda: Trainer(UNet(**SMALL), Images(), diffusion=7), "diffusion must be a dict of steps, .* the int 7"),
     (lambda: Trainer(3, Images()), "a Trainer takes a model, such as a numdiff.nn.UNet, and not the int 3"),
@@ -76,7 +82,18 @@ class Images:
     (lambda: UNet(**SMALL, dropout="much"), "dropout must be a number"),
     (lambda: UNet(**SMALL, conv_resample=1), "conv_resample must be True or False, and not the int 1"),
     (lambda: DiT(num_classes=2.5), "num_classes must be a whole number or None"),
-    (lambda: UNet(**SMALL).predict("x", 1), "x_t must be an array of numbers, and not the str 'x'"),
+    (lambda: UNet(**SMALL).predict("x", 1), "x_t must be an array of real numbers, and not the str 'x'"),
+    (lambda: UNet(**SMALL).predict(np.zeros((1, 8, 8, 3), complex), 1), "x_t must be an array of real numbers"),
+    (lambda: UNet(**SMALL)(np.zeros((1, 8, 8, 3)), 1), "called with a Tensor, and not with a ndarray: write .*predict"),
+    (lambda: called((1, 3, 8, 8), T), r"x has shape \(1, 3, 8, 8\); this model takes \(B, 8, 8, 3\)"),
+    (lambda: called((8, 8, 3), T), r"x has shape \(8, 8, 3\)"),
+    (lambda: called((1, 8, 8, 3), 1), "t must be an array of 1 int32 or float32, one for each .*, and not the int 1"),
+    (lambda: called((2, 8, 8, 3), np.zeros(3, np.int32)), "t must be an array of 2 .*, and not the ndarray"),
+    (lambda: next(Sampling(UNet(**SMALL), 2).batches(2)), "progress is a function to call, and not the int 2"),
+    (lambda: alpha_bars("linear", 1.5), "the number of diffusion steps must be a whole number, and not the float 1.5"),
+    (lambda: spaced_timesteps(1000, "10"), "sampling steps must be a whole number, and not the str '10'"),
+    (lambda: RandomConv()(np.zeros((1, 32, 32, 3))), r"as an array uint8 \(B, H, W, 3\), and not float64"),
+    (lambda: RandomConv()([0]), r"and not the list \[0\]"),
     (lambda: open_dataset(image_size="x"), "image_size must be a whole number, and not the str 'x'"),
     (lambda: open_dataset(classes=3), "classes must be a list of names, and not the int 3"),
     (lambda: open_dataset(classes=[3]), "classes must be a list of names"),
@@ -87,6 +104,30 @@ def test_what_is_wrong_is_one_sentence(call, sentence):
     with pytest.raises(UsageError, match=sentence) as caught:
         call()
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_numpys_integers_are_integers():
+    model = UNet(**{name: np.int64(value) if type(value) is int else value for name, value in SMALL.items()},
+                 num_classes=np.int64(3))
+    assert {type(value) for value in model.options.values()} <= {int, float, bool, str, list, type(None)}
+    images = numdiff.sample(model, count=np.int64(2), steps=np.int32(1), seed=np.int64(1), batch=np.int64(1))
+    assert images.shape == (2, 8, 8, 3)
+    assert Linear(np.int64(2), np.int32(3)).weight.shape == (3, 2)
+
+
+@pytest.mark.parametrize("gradient", [1.0, np.ones(3, np.float32)])
+def test_a_gradient_of_another_shape_is_refused(gradient):
+    x = Tensor(np.zeros((1, 8, 8, 3), np.float32), requires_grad=True)
+    with Tape() as tape:
+        y = UNet(**SMALL)(x, T)
+    with pytest.raises(ValueError, match=r"has its shape, \(1, 8, 8, 3\), and not"):
+        tape.backward(y, gradient)
+    with pytest.raises(ValueError, match="an output that depends on a parameter"):
+        tape.backward(np.ones(3), gradient)
+
+
+def test_the_emulator_is_imported_on_first_use():
+    assert numdiff.emulator.device and "emulator" in numdiff.__all__
 
 
 @pytest.mark.parametrize("given", [{"steps": "5"}, {"steps": -1}, {"steps": 1, "report_every": 0}])

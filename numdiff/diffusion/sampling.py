@@ -113,6 +113,7 @@ class Sampling:
                  cfg_interval: tuple[float, float] | None = None, guide: Model | None = None,
                  guide_scale: float | None = None, schedule: dict | None = None):
         check_arguments(model, count, steps, seed, batch)
+        count, seed, batch = int(count), int(seed), int(batch)  # NumPy's integers, too
         self.model, self.count, self.seed, self.slerp = model, count, seed, slerp
         self.cfg_scale, self.cfg_channels = cfg_scale, cfg_channels
         self.cfg_interval = None if cfg_interval is None else check_interval(cfg_interval)
@@ -233,6 +234,9 @@ class Sampling:
         progress: called after each model evaluation; watch: called as watch(slice, k, x_t) before the k-th
         rank, ranks: make only every `ranks`-th batch, from the `rank`-th on
         """
+        if progress is not None and not callable(progress):
+            raise UsageError(f"progress is a function to call, and not {shown(progress)}: how many images a Sampling "
+                             "makes is its argument count.")
         for start in range(rank * self.batch, self.count, ranks * self.batch):
             rows = slice(start, min(start + self.batch, self.count))
             arenas = self._arenas()

@@ -20,7 +20,7 @@ import re
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, shown
 
 
 def linear_betas(steps):
@@ -40,10 +40,17 @@ def cosine_betas(steps):
 SCHEDULES = {"linear": linear_betas, "cosine": cosine_betas}
 
 
+def check_whole(name, value):
+    """Raise a `UsageError` for what is no whole number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise UsageError(f"{name} must be a whole number, and not {shown(value)}.")
+
+
 def alpha_bars(name: str, steps: int) -> np.ndarray:
     """ᾱ_0 … ᾱ_{T-1} of a named schedule, float64 (steps,)."""
     if name not in SCHEDULES:
         raise UsageError(f"unknown schedule {name!r}: use {' or '.join(SCHEDULES)}.")
+    check_whole("the number of diffusion steps", steps)
     if steps < 1:
         raise UsageError(f"the number of diffusion steps must be at least 1, not {steps}.")
     return np.cumprod(1 - SCHEDULES[name](steps))
@@ -51,6 +58,8 @@ def alpha_bars(name: str, steps: int) -> np.ndarray:
 
 def spaced_timesteps(total: int, count: int) -> np.ndarray:
     """`count` of the timesteps 0 … total-1, evenly spaced, the last one included, descending (int32)."""
+    for name, value in (("the diffusion's steps", total), ("sampling steps", count)):
+        check_whole(name, value)
     if not 1 <= count <= total:
         raise UsageError(f"sampling steps must be between 1 and the {total} steps of the diffusion, not {count}.")
     return np.array(_section(0, total, count)[::-1] if count > 1 else [total - 1], np.int32)

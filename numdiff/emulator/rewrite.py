@@ -18,6 +18,7 @@ import ast
 import inspect
 import linecache
 import textwrap
+import tokenize
 import types
 from typing import NamedTuple
 
@@ -71,7 +72,7 @@ def source_tree(function):
     try:
         lines, start = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # its file is another text, such as a page with it
         return None
     node = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name), None)
     if node is not None:

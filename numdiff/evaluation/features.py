@@ -22,7 +22,7 @@ import traceback
 import numpy as np
 
 from ..device import download, upload
-from ..errors import NumdiffError, UsageError, printable
+from ..errors import NumdiffError, UsageError, printable, shown
 from ..kernels.conv2d import conv2d_forward
 from ..kernels.diffusion.images import images_forward
 from ..kernels.elementwise import silu_forward
@@ -56,6 +56,9 @@ class RandomConv:
 
     def __call__(self, images):
         """uint8 (B, H, W, 3) -> features float32 (B, 480), spatial features float32 (B, 112)."""
+        if getattr(images, "dtype", None) != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not len(images):
+            given = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else shown(images)
+            raise UsageError(f"{self.name} takes images as an array uint8 (B, H, W, 3), and not {given}.")
         if min(images.shape[1:3]) < SMALLEST:
             raise UsageError(f"{self.name} takes images of at least {SMALLEST}×{SMALLEST} pixels, and these are "
                              f"{images.shape[1]}×{images.shape[2]}: give an extractor of your own with --features.")

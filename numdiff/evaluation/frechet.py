@@ -14,11 +14,37 @@ equal counts.
 """
 import numpy as np
 
+from ..errors import shown
+
 CHUNK = 4096  # rows that are brought to float64 at a time
+
+
+def checked_features(features, name, least=1):
+    """Features as an array (N, D) of at least `least` rows; a `ValueError` for anything else."""
+    try:
+        features = np.asarray(features)
+        if features.ndim != 2 or features.dtype.kind not in "biuf":
+            raise TypeError
+    except (TypeError, ValueError):  # also of rows of several lengths
+        raise ValueError(f"{name} must be an array of numbers (N, D), one row for each image, and not "
+                         f"{getattr(features, 'shape', None) or shown(features)}") from None
+    if len(features) < least:
+        raise ValueError(f"{name} must have at least {least} row{'s' * (least != 1)}, and not {len(features)}")
+    return features
+
+
+def checked_pair(x, y, names, least):
+    """Two sets of features of one kind, float64."""
+    x, y = (np.asarray(checked_features(a, name, least), np.float64) for a, name in zip((x, y), names, strict=True))
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(f"{names[0]} have {x.shape[1]} numbers in each row, and {names[1]} {y.shape[1]}: both must "
+                         "come from one extractor")
+    return x, y
 
 
 def mean_and_covariance(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(mu, sigma) of features (N, D): float64, the covariance with N - 1 in the denominator, as np.cov has it."""
+    features = checked_features(features, "the features")
     count = len(features)
     mu = sum(np.sum(part, axis=0, dtype=np.float64) for part in _parts(features)) / count
     sigma = np.zeros((len(mu), len(mu)))
@@ -30,6 +56,10 @@ def mean_and_covariance(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def frechet_distance(mu_1: np.ndarray, sigma_1: np.ndarray, mu_2: np.ndarray, sigma_2: np.ndarray) -> float:
     """The distance d² of the module's docstring, from means (D,) and covariances (D, D)."""
+    mu_1, mu_2, sigma_1, sigma_2 = (np.asarray(a, np.float64) for a in (mu_1, mu_2, sigma_1, sigma_2))
+    if mu_1.ndim != 1 or mu_2.shape != mu_1.shape or not sigma_1.shape == sigma_2.shape == 2 * mu_1.shape:
+        raise ValueError("frechet_distance takes two means (D,) with their covariances (D, D), and not the shapes "
+                         f"{mu_1.shape}, {sigma_1.shape}, {mu_2.shape}, {sigma_2.shape}")
     values, vectors = np.linalg.eigh((sigma_1 + sigma_1.T) / 2)
     root = vectors * np.sqrt(np.maximum(values, 0))  # L
     product = root.T @ sigma_2 @ root

@@ -9,14 +9,14 @@ compared.
 """
 import numpy as np
 
+from .frechet import checked_features, checked_pair
+
 CHUNK = 2048  # rows of the kernel matrix at a time
 
 
 def kid(x: np.ndarray, y: np.ndarray) -> float:
     """Unbiased mmd² of features x (N, D) and y (M, D), all pairs; float64."""
-    if min(len(x), len(y)) < 2:
-        raise ValueError("kid needs at least two rows in each set")
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    x, y = checked_pair(x, y, ("the features x", "the features y"), 2)
     return _mean_off_diagonal(x) + _mean_off_diagonal(y) - 2 * _kernel_sum(x, y) / (len(x) * len(y))
 
 
@@ -26,6 +26,7 @@ def kid_subsets(x: np.ndarray, y: np.ndarray, size: int = 1000, subsets: int = 1
 
     If a set has no more than `size` rows, all pairs of both sets are used once, and the deviation is NaN.
     """
+    x, y = (checked_features(a, name) for a, name in ((x, "the features x"), (y, "the features y")))
     if min(len(x), len(y)) <= size:
         return kid(x, y), float("nan")
     rng = np.random.default_rng(seed)

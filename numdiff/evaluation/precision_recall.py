@@ -6,17 +6,25 @@ reference in the samples' manifold. Kynkäänniemi et al. 2019 (arXiv:1904.06991
 
 Both depend on the number of points: compare figures of equal counts only.
 """
+import math
+import numbers
+
 import numpy as np
+
+from .frechet import checked_pair
 
 CHUNK = 1024  # rows of the distance matrix at a time
 
 
 def precision_recall(samples: np.ndarray, reference: np.ndarray, nearest: int = 3) -> tuple[float, float]:
-    """(precision, recall) of features samples (N, D) against reference (M, D), as float."""
-    if min(len(samples), len(reference)) <= nearest:
-        raise ValueError(f"precision_recall needs more than {nearest} rows in each set")
-    centre = np.mean(reference, axis=0, dtype=np.float64)  # the same distances, with less cancellation
-    samples, reference = np.asarray(samples, np.float64) - centre, np.asarray(reference, np.float64) - centre
+    """(precision, recall) of features samples (N, D) against reference (M, D), as float; NaN where one of them is."""
+    if not isinstance(nearest, numbers.Integral) or nearest < 1:
+        raise ValueError(f"nearest must be a whole number of at least 1, and not {nearest!r}")
+    samples, reference = checked_pair(samples, reference, ("the samples' features", "the reference's"), nearest + 1)
+    if not (np.isfinite(samples).all() and np.isfinite(reference).all()):
+        return math.nan, math.nan
+    centre = np.mean(reference, axis=0)  # the same distances, with less cancellation
+    samples, reference = samples - centre, reference - centre
     return (share_within(samples, reference, radii(reference, nearest)),
             share_within(reference, samples, radii(samples, nearest)))
 

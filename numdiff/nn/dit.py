@@ -328,7 +328,7 @@ class DiT(Model):
         conditioning: of these t and y, where it is known (see `conditioning`)
         Returns a Tensor (B, H, W, out_channels).
         """
-        self.check_inputs(t, y)
+        self.check_inputs(t, y, x if conditioning is None else None)
         tokens = F.add_constant(self.x_embedder(F.cast(x, self.dtype)), self.pos_embed)  # (B, T, D)
         # the block before asks for a block's, so that gradients of its weights come, and may leave, with the others
         columns = self._columns(conditioning, t, y, randomness)

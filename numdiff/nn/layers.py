@@ -4,6 +4,7 @@ Initial values are those of the reference implementations: weights and biases un
 with a = √5), norms at one and zero, embeddings standard normal, and zero where the architecture asks for zero.
 """
 import math
+import numbers
 from collections.abc import Callable
 
 import numpy as np
@@ -52,7 +53,7 @@ class Linear(Module):
 
     def __init__(self, inputs: int, outputs: int, zero: bool = False, initial: Callable | None = None,
                  matrices: int = 1) -> None:
-        inputs = (inputs,) if isinstance(inputs, int) else tuple(inputs)
+        inputs = (inputs,) if isinstance(inputs, numbers.Integral) else tuple(inputs)
         start = constant(0) if zero else initial or uniform(math.prod(inputs))
         self.weight = Parameter((outputs, *inputs), start, written=True)
         self.bias = Parameter((outputs,), constant(0) if initial else start)

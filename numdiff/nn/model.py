@@ -189,9 +189,11 @@ class Model(Module):
         From the second call with a shape on, a GPU records and replays the evaluation, with the same bits.
         """
         try:
+            if np.iscomplexobj(x_t):
+                raise TypeError
             x_t = np.ascontiguousarray(x_t, np.float32)
         except (TypeError, ValueError):
-            raise UsageError(f"x_t must be an array of numbers, and not {shown(x_t)}.") from None
+            raise UsageError(f"x_t must be an array of real numbers, and not {shown(x_t)}.") from None
         expected = (self.image_size, self.image_size, self.in_channels)
         if x_t.ndim != 4 or x_t.shape[1:] != expected or not len(x_t):
             raise UsageError(f"x_t has shape {x_t.shape}; this model takes (B, {', '.join(map(str, expected))}).")
@@ -228,14 +230,29 @@ class Model(Module):
                              f"{null}.")
         return y.astype(np.int32)
 
-    def check_inputs(self, t: AnyArray, y: AnyArray | None) -> None:
-        """Raise a `UsageError` for invalid timesteps or classes that are on the host; those on a device are not
-        read."""
+    def check_inputs(self, t: AnyArray, y: AnyArray | None, x: Tensor | None = None) -> None:
+        """Raise a `UsageError` for invalid timesteps or classes that are on the host (those on a device are not read),
+        and where x is given for what is no tensor, or for shapes that do not fit."""
         self.require_classes(y)
+        if x is not None:
+            self._check_shapes(t, y, x)
         if not is_device(t) and self.diffusion.get("path") != "edm":  # which is told log(sigma) / 4
             checked_timesteps(t, LARGEST_TIMESTEP)
         if y is not None and not is_device(y):
             self.checked_classes(y)
+
+    def _check_shapes(self, t, y, x):
+        if not isinstance(x, Tensor):
+            raise UsageError(f"a model is called with a Tensor, and not with {shown(x)}: write model(Tensor(x), t), or "
+                             "model.predict(x, t) for NumPy in and out.")
+        shape = getattr(x.data, "shape", ())
+        if len(shape) != 4 or shape[3] != self.in_channels:
+            raise UsageError(f"x has shape {tuple(shape)}; this model takes (B, {self.image_size}, {self.image_size}, "
+                             f"{self.in_channels}).")
+        for name, values, dtypes in (("t", t, "int32 or float32"), ("y", y, "int32")):
+            if values is not None and getattr(values, "shape", None) not in ((1,), shape[:1]):
+                raise UsageError(f"{name} must be an array of {shape[0]} {dtypes}, one for each image, and not "
+                                 f"{shown(values)}.")
 
     def require_classes(self, y: Any) -> None:
         """Raise a `UsageError` if classes are given and the model has none, or the other way round."""
@@ -312,8 +329,14 @@ def constructor_options(values):
     for name, hint in typing.get_type_hints(type(values["self"]).__init__).items():
         if name != "seed" and not _is(values.get(name), hint):  # which `_finish` looks at
             raise UsageError(f"{name} must be {_in_words(hint)}, and not {shown(values.get(name))}.")
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()
-            if k not in ("self", "device", "seed", "__class__")}
+    return {k: _plain(v) for k, v in values.items() if k not in ("self", "device", "seed", "__class__")}
+
+
+def _plain(value):
+    """A constructor's value as JSON can say it: a list for a tuple, Python's numbers for NumPy's."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 NUMBERS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"), bool: (bool, "True or False"),

@@ -24,6 +24,7 @@ import numpy as np
 from ..device import AnyArray, download, fill_zero, upload
 from ..device.threads import Stack
 from ..dtypes import is_half
+from ..errors import shown
 from ..float8 import numbers_of
 from ..kernels.beside import wait_for, wait_if_full
 from ..kernels.concat import Pair
@@ -152,7 +153,7 @@ class Parameter:
                  "_grad")
 
     def __init__(self, shape: Sequence[int], initial: Any, written: bool = False, padding: int = 0):
-        self.shape, self.initial, self.written, self.padding = tuple(shape), initial, written, padding
+        self.shape, self.initial, self.written, self.padding = tuple(map(int, shape)), initial, written, padding
         self.stale = self.frozen = self.read = False
         self._data = self._grad = self.half = self.float8 = self.loan = None
 
@@ -267,7 +268,7 @@ class Tape:
         Every record is dropped as soon as it has been played, and with it the activations that it kept: a tape is
         played once. For several outputs, add them up first.
         """
-        if output.slot is None:
+        if getattr(output, "slot", None) is None:
             raise ValueError("backward() needs an output that depends on a parameter or on a tensor made with "
                              "requires_grad=True while the tape was active")
         if not any(output.slot in record.outputs() for record in reversed(self.records)):
@@ -276,6 +277,9 @@ class Tape:
                              "again")
         if gradient is None:
             gradient = upload(np.ones(output.shape, np.float32), like=output.data)
+        elif getattr(gradient, "shape", None) != output.shape:
+            raise ValueError(f"the gradient that arrives at an output has its shape, {tuple(output.shape)}, and not "
+                             f"{getattr(gradient, 'shape', None) or 'that of ' + shown(gradient)}")
         output.slot.receive(gradient)
         with collected(), completed():  # parameters' gradients are there when it ends
             while self.records:

@@ -301,7 +301,7 @@ class UNet(Model):
         conditioning: of these t and y, where it is known (see `conditioning`)
         Returns a Tensor (B, H, W, out_channels).
         """
-        self.check_inputs(t, y)
+        self.check_inputs(t, y, x if conditioning is None else None)
         if conditioning is None:
             conditioning = self.conditioning(t, y, randomness)
         embedded = dict(zip(self.res_blocks, conditioning, strict=True))

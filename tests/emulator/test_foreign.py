@@ -639,6 +639,17 @@ def test_closures_and_loops_of_all_kinds(gpu):
     assert x.tolist() == [-23, -23, 23, -23] and flags.tolist() == [True, True, False, True]
 
 
+def test_a_kernel_from_a_page_of_text(gpu, tmp_path):
+    """Its code names a file in which other text stands at its lines, as where examples of a page are run."""
+    page = tmp_path / "page.md"
+    page.write_text("# (A page\n\n" + "words (\n" * 9)
+    names = {"cuda": cuda, "float32": float32}
+    exec(compile("\n\n@cuda.jit\ndef k(x):\n    x[cuda.grid(1)] += float32(1)\n", str(page), "exec"), names)
+    x = np.zeros(4, np.float32)
+    names["k"][1, 4](x)
+    assert (x == 1).all()
+
+
 # what is refused, by name and line ------------------------------------------------------------------------------------
 
 @cuda.jit

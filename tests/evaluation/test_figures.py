@@ -102,7 +102,7 @@ def test_kid_subsets(rng):
     mean, deviation = kid_subsets(x, y, size=100, subsets=200, seed=1)
     assert abs(mean - kid(x, y)) < 5 * deviation / np.sqrt(200) and deviation > 0
     assert kid_subsets(x, y, 100, 5, seed=1) == kid_subsets(x, y, 100, 5, seed=1) != kid_subsets(x, y, 100, 5, seed=2)
-    with pytest.raises(ValueError, match="at least two"):
+    with pytest.raises(ValueError, match="at least 2 rows"):
         kid(x[:1], y)
 
 
@@ -142,7 +142,7 @@ def test_radii_with_equal_points():
     points = np.array([[0.0], [0.0], [0.0], [3.0], [4.0]])
     np.testing.assert_allclose(radii(points, 1), [0, 0, 0, 1, 1])
     np.testing.assert_allclose(radii(points, 3), [9, 9, 9, 9, 16])
-    with pytest.raises(ValueError, match="more than 3 rows"):
+    with pytest.raises(ValueError, match="at least 4 rows, and not 3"):
         precision_recall(points[:3], points)
 
 
@@ -151,3 +151,22 @@ def test_precision_recall_over_several_chunks(rng):
     precision, recall = precision_recall(samples, reference)
     few = precision_recall(samples[:1100], reference)
     assert 0.8 < precision < 1 and 0.8 < recall < 1 and abs(few[0] - precision) < 0.05
+
+
+@pytest.mark.parametrize("call, text", [
+    (lambda x: mean_and_covariance(x[0]), "numbers .N, D., one row for each image, and not .3,."),
+    (lambda x: mean_and_covariance(x[:0]), "at least 1 row, and not 0"),
+    (lambda x: mean_and_covariance(row for row in x), "one row for each image"),
+    (lambda x: kid(x, x[:, :2]), "features x have 3 numbers in each row, and the features y 2"),
+    (lambda x: precision_recall("x", x), "samples' features must be an array of numbers"),
+    (lambda x: precision_recall(x, x, nearest=0), "nearest must be a whole number of at least 1, and not 0"),
+    (lambda x: frechet_distance(*mean_and_covariance(x), *mean_and_covariance(x[:, :2])), "not the shapes .3,.")])
+def test_arrays_that_are_no_features_are_refused_in_one_sentence(call, text):
+    with pytest.raises(ValueError, match=text):
+        call(np.eye(3).repeat(2, 0))
+
+
+def test_figures_of_features_that_are_not_numbers_are_not_numbers():
+    x = np.random.default_rng(0).standard_normal((8, 3))
+    broken = np.where(x > 1, np.nan, x)
+    assert np.isnan(kid(x, broken)) and np.isnan(precision_recall(broken, x)).all()
