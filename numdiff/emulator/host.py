@@ -366,6 +366,9 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
     recorder, tracer: see counts.py and trace.py; patience: seconds after which a loop that waits is called endless
     """
     machine = Emulator(cc, checks, order, seed, on_fault, float64, patience, recorder, tracer)
+    if break_at is not None and (not isinstance(break_at, tuple) or [
+            len(at) if isinstance(at, tuple) else 0 for at in break_at] != [3, 3]):
+        raise ValueError(f"break_at {break_at!r} must be a block and a thread, such as ((0, 0, 0), (5, 0, 0)).")
     machine.stop_at = break_at
     module = sys.modules.get("numba.cuda")
     undo = []

@@ -32,6 +32,10 @@ class Float64Warning(UserWarning):
     """A kernel whose arrays are float32 or narrower computes in float64, which most GPUs do 32 to 64 times slower."""
 
 
+def _is_capability(cc):
+    return isinstance(cc, (tuple, list)) and len(cc) >= 2 and all(isinstance(n, int) for n in cc[:2])
+
+
 class Emulator(MemorySpaces, Reports):
     """An emulated GPU. Get one from `numdiff.emulator.device(...)`.
 
@@ -53,6 +57,16 @@ class Emulator(MemorySpaces, Reports):
             raise ValueError(f"unknown order {order!r}: use {', '.join(ORDERS)}.")
         if on_fault not in ("raise", "collect"):
             raise ValueError(f"unknown on_fault {on_fault!r}: use raise or collect.")
+        for wrong, text in ((not _is_capability(cc), f"cc {cc!r} must be a compute capability, such as (9, 0)."),
+                            (not isinstance(patience, (int, float)) or not patience > 0,
+                             f"patience {patience!r} must be seconds, above 0."),
+                            (float64 not in (None, True, False), f"float64 {float64!r} must be True, False or None."),
+                            (recorder is not None and not hasattr(recorder, "count_functions"),
+                             "recorder must be an emulator.Recorder()."),
+                            (tracer is not None and not hasattr(tracer, "timed"),
+                             "tracer must be an emulator.Tracer().")):
+            if wrong:
+                raise ValueError(text)
         self.cc = tuple(cc)[:2]
         self.checks, self.checked = frozenset(names), bool(names) or recorder is not None or tracer is not None
         self.order, self.seed, self.on_fault, self.float64, self.patience = order, seed, on_fault, float64, patience

@@ -321,6 +321,8 @@ def tma_box(copy, x_axis=None, y_axis=None):
     default 0 and 1, or 1 and 2 where there are three or more (a row and a column of pixels, whose channels are 0).
     """
     copies = list(copy) if isinstance(copy, (list, tuple)) else [copy]
+    if not copies:
+        raise ValueError("there is no tensor copy to draw: the traced launch made none by TMA.")
     panels = [_Panel(c, x_axis, y_axis) for c in copies]
     low = [min(p.low[k] for p in panels) for k in (0, 1)]
     high = [max(p.high[k] for p in panels) for k in (0, 1)]
