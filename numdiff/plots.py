@@ -222,7 +222,7 @@ class Plot:
         with self.held:
             if kind is None:
                 ending = pathlib.Path(self.path).suffix.lower()[1:]
-                with atomic_file(self.path, "the picture") as file:
+                with atomic_file(self.path, "the picture") as file, deferred_signals():
                     self.figure.savefig(file, format=ending, metadata=UNDATED[ending])
 
 
@@ -245,6 +245,7 @@ class _Matplotlib:
             logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a font cache that it cannot write is no news
             with deferred_signals():  # interrupted, it says something else than a Ctrl-C does, or crashes the process
                 from matplotlib import rc_context
+                from matplotlib.backends import backend_agg  # noqa: F401  savefig would import it
                 from matplotlib.figure import Figure
                 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
         except ImportError as error:

@@ -1,4 +1,5 @@
 """The command line: help of every command, and one sentence for every error."""
+import contextlib
 import errno
 import os
 import re
@@ -149,6 +150,19 @@ def test_a_signal_leaves_one_sentence_and_no_file(tmp_path, name, code, message,
                           text=True, timeout=60)
     assert done.stderr == f"Error: {message}\n" and not os.listdir(tmp_path)
     assert done.returncode == (-getattr(signal, name) if at_exit else code)
+
+
+def test_a_signal_as_the_work_ends_prints_nothing(monkeypatch):
+    @contextlib.contextmanager
+    def late():
+        yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "context", late)
+    result = run("--version")
+    assert (result.exit_code, result.output) == (0, f"numdiff {numdiff.__version__}\n")
+    result = run("info")
+    assert result.exit_code == 130 and "Aborted" not in result.output and "will run" in result.output
 
 
 @needs("posix")

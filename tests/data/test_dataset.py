@@ -1,3 +1,5 @@
+import subprocess
+
 import h5py
 import numpy as np
 import pytest
@@ -6,6 +8,7 @@ from numdiff.data import dataset as D
 from numdiff.data import folders
 from numdiff.data.sheet import contact_sheet, save_sheet
 from numdiff.errors import NumdiffError, UsageError
+from tests.forked import forked
 
 
 def write(path, images, labels=None, classes=None, **options):
@@ -237,3 +240,19 @@ def test_a_chunk_that_could_not_be_read_is_tried_again(tmp_path):
         dataset._cache = None
         with pytest.raises(NumdiffError, match="a.h5' is truncated: copy"):
             dataset.read(np.arange(640))
+
+
+LEFT_OPEN = """
+import sys, threading
+from numdiff.data.dataset import Dataset
+
+thread = threading.Thread(target=lambda dataset: threading.Event().wait(), args=(Dataset(sys.argv[1]),), daemon=True)
+thread.start()
+"""
+
+
+def test_one_that_a_thread_keeps_is_closed_at_exit(tmp_path, images):
+    """HDF5 closed it after Python's end, by a call of Python, and crashed."""
+    path = write(tmp_path / "a.h5", images)
+    done = subprocess.run(forked("-c", LEFT_OPEN, path), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
