@@ -48,7 +48,12 @@ def create_run(options):
         run_dir = claim.rename(outdir / f"{number:05d}-{options.model}-{options.preset or 'custom'}")
     except OSError as error:
         raise cannot_write("a run folder in", outdir, error) from error
-    options.save(run_dir / OPTIONS)
+    try:
+        options.save(run_dir / OPTIONS)
+    except BaseException:
+        with contextlib.suppress(OSError):  # it has been saved
+            run_dir.rmdir()
+        raise
     return run_dir
 
 

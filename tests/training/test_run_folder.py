@@ -37,6 +37,16 @@ def test_numbers_and_options(options):
     assert [p.name[:5] for p in list_runs(options.outdir)] == ["00042", "00041", "00001", "00000"]
 
 
+def test_none_is_left_without_options(options, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(options), "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        create_run(options)
+    assert not list_runs(options.outdir)
+
+
 def test_many_at_once_get_different_numbers(options):
     with ThreadPoolExecutor(16) as pool:
         runs = list(pool.map(lambda _: create_run(options), range(64)))
