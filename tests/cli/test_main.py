@@ -245,7 +245,8 @@ BAD_INPUT = [  # arguments, exit code, what the message says
     ("train dit --model DiT-S/3", 2, "'DiT-S/3' is not one of"),
     ("train dit --model DiT-S/8 --size 20", 2, "--image-size 20 is not divisible by the 8 pixels of a patch; use a "
                                                "multiple of 8, or patches of 4 or 2."),
-    ("train dit --hidden-size 100", 2, "--hidden-size 100 must be a multiple of 4 and of --heads 6; use 96."),
+    ("train dit --model DiT-Tiny --hidden-size 100", 2, "--hidden-size 100 must be a multiple of 4 and of --heads 6; "
+                                                        "use 96."),
     ("train dit --mlp-ratio 0.001", 2, "--mlp-ratio 0.001 leaves the MLP no channel"),
     ("train dit --class-dropout 1", 2, "--class-dropout"),
     ("train dit --classes 2", 2, "--num-classes 2: '"),

@@ -58,7 +58,7 @@ def test_the_presets_class_is_the_emoji_sets_alone():
 def test_a_dit_of_emoji_has_classes_and_other_data_have_their_own():
     tiny = resolve_cpu(model="dit")
     assert (tiny.preset, tiny.architecture, tiny.class_cond, tiny.learn_sigma, tiny.flip) == (
-        "tiny", "DiT-Tiny", True, False, True)
+        "tiny", "LightningDiT-Tiny/2", True, False, True)
     assert len(tiny.classes) == 3 and tiny.sample_count % 3 == 0  # a whole row of each in the grid
     assert resolve_cpu(model="dit", num_classes=9).classes is None
     mine = resolve_cpu(model="dit", data="mine.h5")
@@ -75,13 +75,13 @@ def test_a_lightningdit_has_its_block_and_each_part_of_it_can_be_chosen():
     changed = {"norm": "layer", "qk_norm": True, "rope": False, "mlp": "gelu", "shift": False}
     options = resolve_cpu(model="dit", architecture="LightningDiT-B/1", data="latents.h5", **changed)
     assert {name: getattr(options, name) for name in changed} == changed
-    options = resolve_cpu(model="dit", rope=True)
+    options = resolve_cpu(model="dit", architecture="DiT-Tiny", rope=True)
     assert (options.norm, options.qk_norm, options.rope, options.mlp, options.shift) == (
         "layer", False, True, "gelu", True)
 
 
 def test_a_dits_run_from_before_it_had_other_blocks_is_what_it_was():
-    options = resolve_cpu(model="dit")
+    options = resolve_cpu(model="dit", architecture="DiT-Tiny")
     older = {name: value for name, value in options.to_json().items()
              if name not in ("norm", "qk_norm", "rope", "mlp", "shift", "attention", "sla_topk")}
     assert TrainOptions.from_json(older) == options
@@ -107,7 +107,7 @@ def test_a_dits_run_from_before_it_had_other_blocks_is_what_it_was():
 ])
 def test_a_dit_that_cannot_be_is_refused(given, sentence):
     with pytest.raises(UsageError, match=sentence):
-        resolve_cpu(model="dit", **given)
+        resolve_cpu(model="dit", **{"architecture": "DiT-Tiny", **given})
 
 
 def test_the_user_wins_over_the_preset():
