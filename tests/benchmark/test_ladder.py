@@ -28,8 +28,8 @@ from .fake_gpu import FakeGpu
 from .test_profile import TINY_DIT, small_unet
 
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
-WIDE_DIT = {"model": "dit", "device": "cpu", "preset": "tiny", "optimizer": "adamw", "hidden_size": 64, "heads": 2,
-            "depth": 1, "batch": 2}
+WIDE_DIT = {"model": "dit", "device": "cpu", "preset": "tiny", "architecture": "DiT-Tiny", "optimizer": "adamw",
+            "hidden_size": 64, "heads": 2, "depth": 1, "batch": 2}
 # What each row launches of convolutions and products, and what it no longer does
 UNET = {
     1: ("conv2d_weight_gradient_kernel_v1 softmax_forward_kernel_v1 silu_forward_kernel_v1 groupnorm_forward_kernel_v1",

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("no_curves")
 
 UNET = {"model": "unet", "image_size": 8, "model_channels": 32, "channel_mult": (1, 2), "attention_resolutions": (4,),
         "class_cond": True, "class_dropout": 0.1, "classes": ("Food & Drink", "Flags", "Objects")}
-DIT = {"model": "dit", "image_size": 8, "patch_size": 4, "hidden_size": 24, "depth": 2, "heads": 2,
-       "classes": ("Food & Drink", "Flags", "Objects"), "schedule": "cosine", "prediction": "v"}
+DIT = {"model": "dit", "architecture": "DiT-Tiny", "image_size": 8, "patch_size": 4, "hidden_size": 24, "depth": 2,
+       "heads": 2, "classes": ("Food & Drink", "Flags", "Objects"), "schedule": "cosine", "prediction": "v"}
 RUN = {"device": "cpu", "batch": 4, "sample_every": 0, "sample_count": 0, "checkpoint_every": 0, "log_every": 10,
        "lr_schedule": "constant", "warmup_steps": 0, "ema_halflife": 8.0}
 

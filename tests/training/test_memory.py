@@ -83,7 +83,7 @@ def test_what_32_bits_do_not_count_is_told_before_anything_is_compiled():
 def test_the_memory_of_this_machine_is_not_the_gpus(monkeypatch):
     """A run is planned for a card that has more memory than the machine has."""
     monkeypatch.setattr("numdiff.training.build.machine_bytes", lambda: 1 << 20)
-    options = resolve({"model": "dit", "preset": "tiny", "device": "cpu"})
+    options = resolve({"model": "dit", "preset": "tiny", "architecture": "DiT-Tiny", "device": "cpu"})
     with pytest.raises(UsageError, match="needs at least"):
         build_model(options)
     assert build_model(options.changed(device=Planned(CARDS[-4]))).parameters.count > 4_000_000

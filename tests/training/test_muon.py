@@ -197,7 +197,7 @@ def test_stacks_of_several_shapes_have_every_matrix():
 
 
 def test_the_log_and_a_dry_run_say_what_muon_trains():
-    options = resolve({"model": "dit", "preset": "tiny", "device": "cpu", "optimizer": "muon", "channels": 3,
+    options = resolve({"model": "dit", "architecture": "DiT-Tiny", "device": "cpu", "optimizer": "muon", "channels": 3,
                        "num_classes": 3})
     (line,) = [line for line in describe_without_training(options) if line.startswith("optimizer")]
     assert line == ("optimizer Muon, momentum 0.95, for 36 matrices, 2,654,208 of 4,178,544 parameters; AdamW for the "
@@ -234,7 +234,8 @@ def test_it_learns():
 
 
 def test_frozen_matrices_are_not_counted():
-    sizes = {"model": "dit", "device": "cpu", "optimizer": "muon", "hidden_size": 32, "depth": 2, "heads": 2}
+    sizes = {"model": "dit", "architecture": "DiT-Tiny", "device": "cpu", "optimizer": "muon", "hidden_size": 32,
+             "depth": 2, "heads": 2}
     model = kinds.get("dit").laid_out(model_options(resolve(sizes), 3, 3))
     assert "for 12 matrices" in describe_muon(resolve(sizes), model)
     assert "for 6 matrices" in describe_muon(resolve({**sizes, "freeze": ("blocks.0.*",)}), model)
