@@ -258,11 +258,12 @@ def set_aside(path):
                              if not os.path.lexists(new)))
 
 
-def remove_stray_files(folder):
-    """Remove the temporary files that killed processes left in `folder`; returns their names."""
+def remove_stray_files(folder, name=None):
+    """Remove the temporary files that killed processes left in `folder`, those of writing `name` if it is given;
+    returns their names."""
     removed = []
     for path in sorted(pathlib.Path(folder).iterdir()):
-        if TEMPORARY.match(path.name):
+        if TEMPORARY.match(path.name) and (name is None or path.name.startswith(f".{name}.")):
             with contextlib.suppress(OSError):  # its writer lives, or another process was quicker
                 with open_regular(path) as file:
                     _lock(file)

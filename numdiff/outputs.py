@@ -12,7 +12,7 @@ import re
 import stat
 
 from .errors import NumdiffError, UsageError
-from .files import Refused, cannot_write, check_target, fcntl, open_regular
+from .files import Refused, cannot_write, check_target, remove_stray_files
 
 RUN = "options.json"  # what a folder is a run's by
 OF_A_RUN = re.compile(r"^((checkpoint|averages)-\d+\.h5(\.old(\.\d+)?)?|options\.json|stats\.jsonl)$")
@@ -61,25 +61,15 @@ def check_apart(what, path, *sources, datasets=True):
     why = _why_kept(path, datasets)
     if why:
         raise NumdiffError(f"cannot write {what} {path}: {why}; give another name.")
-    _remove_strays(path)
+    folder, name = os.path.split(os.path.abspath(path))
+    with contextlib.suppress(OSError):  # there is no such folder, or it cannot be read
+        remove_stray_files(folder, name)
 
 
 def check_ending(option, path, *endings):
     """Raise a `UsageError` where the path of an option has none of the endings, in upper or lower case."""
     if path is not None and os.path.splitext(path)[1].lower() not in endings:
         raise UsageError(f"{option} {path} must end in {' or '.join(endings)}.")
-
-
-def _remove_strays(path):
-    """Remove the temporary files of writing `path` whose writer has died: its lock has gone with it (files.py)."""
-    folder, name = os.path.split(os.path.abspath(path))
-    stray = re.compile(rf"\.{re.escape(name)}\.\d+\.tmp")
-    with contextlib.suppress(OSError):
-        for found in filter(stray.fullmatch, os.listdir(folder)):
-            with contextlib.suppress(OSError), open_regular(os.path.join(folder, found)) as file:
-                if fcntl:  # elsewhere, on Windows, an open file is not removed
-                    fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(file.name)
 
 
 def _why_kept(path, datasets):
