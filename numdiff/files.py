@@ -28,7 +28,7 @@ try:
 except ImportError:  # Windows has no flock; there an open file cannot be removed anyway, which protects it as well
     fcntl = None
 
-TEMPORARY = re.compile(r"^\..+\.\d+\.tmp$")  # .<final name>.<process>.tmp, hidden from listings of the folder
+TEMPORARY = re.compile(r"^\.(.+)\.\d+\.tmp$")  # .<final name>.<process>.tmp, hidden from listings of the folder
 
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder",
@@ -263,7 +263,8 @@ def remove_stray_files(folder, name=None):
     returns their names."""
     removed = []
     for path in sorted(pathlib.Path(folder).iterdir()):
-        if TEMPORARY.match(path.name) and (name is None or path.name.startswith(f".{name}.")):
+        written = TEMPORARY.match(path.name)
+        if written and name in (None, written[1]):
             with contextlib.suppress(OSError):  # its writer lives, or another process was quicker
                 with open_regular(path) as file:
                     _lock(file)
