@@ -17,6 +17,7 @@ import inspect
 import os
 import pathlib
 import shutil
+import signal
 import sys
 
 import numpy as np
@@ -44,6 +45,8 @@ NEEDS = {  # what a test may need: (whether it is there, how to get it)
 }
 has = functools.cache(lambda name: bool(NEEDS[name][0]()))
 missing = collections.Counter()  # {what is needed and not there: tests that this costs}
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as of a shell's job in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests interrupt processes
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it each process that a test starts would compile all of numdiff
 
 
