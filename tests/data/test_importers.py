@@ -1032,3 +1032,11 @@ def test_latents_in_half_the_bytes(tmp_path):
     with pytest.raises(UsageError, match="--float16 is for latents, and .* holds pixels"):
         import_dataset(tmp_path / "a.npy", tmp_path / "c.h5", float16=True)
     assert not (tmp_path / "c.h5").exists()
+
+
+def test_a_class_that_hdf5_cannot_name_is_a_sentence(tmp_path):
+    with pytest.raises(NumdiffError, match="cannot be written .*NULL.*: mend the names of the classes"):
+        with writer_module.Writer(tmp_path / "out.h5") as writer:
+            writer.append(np.zeros((4, 4, 3), np.uint8), label=0)
+            writer.finish(["a\0b"])
+    assert not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ from array import array
 import h5py
 import numpy as np
 
-from ...errors import UsageError
+from ...errors import NumdiffError, UsageError
 from ...files import atomic_file, check_target
 from ...signals import deferred_signals
 from ..dataset import CHUNK
@@ -96,9 +96,10 @@ class Writer:
         with deferred_signals():
             try:
                 yield
-            except (OSError, RuntimeError, ValueError):  # it could not read what it had not written
-                if self._disk.error is None:
-                    raise
+            except (OSError, RuntimeError, ValueError) as error:  # it could not read what it had not written
+                if self._disk.error is None:  # or what it was given is not for it, such as a name with a zero byte
+                    raise NumdiffError(f"{self.path!r} cannot be written ({str(error).splitlines()[0]}): mend the "
+                                       "names of the classes, or what else this says.") from None
         if self._disk.error is not None:
             self._discard(self._disk.error)
 
