@@ -2,7 +2,8 @@
 
     seconds   of training: from the first step's data to the step in question, loading kernels and capturing the step
               included; compiling, sampling and measuring are left out
-    samples   as many as there are reference images, from the averaged weights, the seeds 10,000 on, classes in turn
+    samples   as many as there are reference images, from the averaged weights, the seeds 10,000 on, each class as
+              often as the data have it: drawn more often it would count as an error in a distance to all images
     figures   Fréchet distances, precision and recall in the features of `random-conv-1` (features.py),
               against all images of the data. What is compared with a target is the spatial distance, which sees where
               things are; recall falls where few images are copied again and again, and below 0.5 no target counts
@@ -81,6 +82,13 @@ def bench_quality(options, targets=TARGETS, every=None, samples=None, sampler=SA
             dataset.close()
 
 
+def in_proportion(labels, count):
+    """`count` labels, each as often as among `labels` (N,), in turn as long as there are any."""
+    drawn = np.sort(labels)[(2 * np.arange(count) + 1) * len(labels) // (2 * count)]
+    occurrence = np.arange(count) - np.searchsorted(drawn, drawn)
+    return drawn[np.lexsort((drawn, occurrence))]
+
+
 def check_targets(targets):
     """Targets as descending floats; a `UsageError` for what is none."""
     targets = sorted({float(target) for target in targets}, reverse=True)
@@ -113,7 +121,8 @@ class QualityRun:
 
     def __init__(self, trainer, options, targets, sample_batch, communicator):
         self.trainer, self.options, self.targets, self.communicator = trainer, options, targets, communicator
-        self.previews = Previews(trainer, options, FIRST_SEED, sample_batch)
+        labels = trainer.model.num_classes and in_proportion(trainer.dataset.labels, options.sample_count)
+        self.previews = Previews(trainer, options, FIRST_SEED, sample_batch, labels)
         self.extractor = RandomConv(trainer.model.backend) if communicator.rank == 0 else None
         size = trainer.model.image_size
         self.reference = communicator.rank == 0 and self._features(

@@ -30,11 +30,12 @@ class Previews:
     """Samples from the averaged weights of a `Trainer`; each rank makes its part of them.
 
     The graphs that a GPU records at the first preview serve all later ones, and intermediate results use the memory of
-    the training step, which is free in between. seed: of the first image; batch: images sampled together, at least
+    the training step, which is free in between. seed: of the first image; batch: images sampled together, at least;
+    labels: classes (count,) of the images, for a model with classes (default: each in turn)
     """
 
-    def __init__(self, trainer, options, seed=SEED, batch=BATCH):
-        self.trainer, self.options, self.seed, self.batch = trainer, options, seed, batch
+    def __init__(self, trainer, options, seed=SEED, batch=BATCH, labels=None):
+        self.trainer, self.options, self.seed, self.batch, self.labels = trainer, options, seed, batch, labels
         count, ranks, rank = options.sample_count, trainer.communicator.size, trainer.communicator.rank
         self.first, self.stop = (count * k // ranks for k in (rank, rank + 1))
         self._sampling = None
@@ -59,8 +60,9 @@ class Previews:
     def _make_sampling(self):
         model, step, options = self.trainer.model, self.trainer.step_function, self.options
         labels = None
-        if model.num_classes is not None:  # classes take turns over all images, whichever rank makes them
-            labels = np.arange(self.first, self.stop, dtype=np.int32) % model.num_classes
+        if model.num_classes is not None:  # those of all images, whichever rank makes them
+            labels = np.arange(options.sample_count) % model.num_classes if self.labels is None else self.labels
+            labels = labels[self.first:self.stop].astype(np.int32)
         return Sampling(model, self.stop - self.first, seed=self.seed + self.first, y=labels,
                         batch=max(self.batch, step.microbatch), eager=options.eager, arena=step.arena, **how(options))
 

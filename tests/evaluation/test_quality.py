@@ -1,5 +1,6 @@
 """`numdiff bench quality`: training that is measured on the way."""
 import json
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -14,12 +15,14 @@ from numdiff.evaluation.quality import (
     check_targets,
     command_of,
     conclusion,
+    in_proportion,
     leaderboard_row,
     line,
     revision,
     rules_broken,
 )
 from numdiff.training.options import resolve
+from numdiff.training.previews import Previews
 from numdiff_cli.main import main
 
 SMALL = ("bench quality dit --preset tiny --device cpu --batch 2 --size 16 --depth 1 --hidden-size 24 --heads 2 "
@@ -101,6 +104,32 @@ def test_what_is_printed():
     record = {**record, "points": [copying], "targets": [{"target": 0.3}]}
     assert list(conclusion(record)) == ["target 0.3: not reached in 8 steps; the best was 0.200 after 8 at a recall of "
                                         "0.49, and below 0.5 nothing counts"]
+
+
+def test_each_class_is_drawn_as_often_as_the_data_have_it():
+    with Dataset(default_path()) as emoji:
+        labels, classes = emoji.labels, len(emoji.classes)
+    for count in (SAMPLES, 4 * SAMPLES, 200, 1):
+        drawn, often = in_proportion(labels, count), np.bincount(labels, minlength=classes) * count / SAMPLES
+        assert drawn.shape == (count,) and np.abs(np.bincount(drawn, minlength=classes) - often).max() < 1
+    assert in_proportion(labels, SAMPLES)[:63].tolist() == [*range(classes)] * 7  # a grid has whole rows of them
+    assert in_proportion(np.array([2, 0, 2, 2, 0]), 5).tolist() == [0, 2, 0, 2, 2]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_classes_of_the_previews(ranks, monkeypatch):
+    """Every rank draws its part of the labels that were given, of those in turn where none were."""
+    drawn = []
+    monkeypatch.setattr("numdiff.training.previews.Sampling", lambda model, count, y, **more: drawn.extend(y))
+    options = resolve({"model": "dit", "preset": "tiny", "device": "cpu"}).changed(sample_count=7)
+    for given in (None, np.array([4, 4, 4, 0, 0, 1, 2])):
+        drawn.clear()
+        for rank in range(ranks):
+            trainer = SimpleNamespace(
+                model=SimpleNamespace(num_classes=5), communicator=SimpleNamespace(size=ranks, rank=rank),
+                step_function=SimpleNamespace(microbatch=2, arena=None))
+            Previews(trainer, options, labels=given)._make_sampling()
+        assert drawn == ([0, 1, 2, 3, 4, 0, 1] if given is None else given.tolist())
 
 
 @pytest.mark.parametrize("given, sampling, broken", [
