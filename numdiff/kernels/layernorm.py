@@ -52,16 +52,8 @@ from ..device.limits import WARP
 from ..device.specialise import Constant, Variants, specialise
 from ..dtypes import in_single
 from .common import warp_sum
-from .reduce import (
-    BLOCK,
-    GRID,
-    add_column_sums,
-    column_sum_reference,
-    cut,
-    sample_sum,
-    sample_sum_reference,
-    tree_sum,
-)
+from .reduce import BLOCK, GRID, column_sum_reference, cut, sample_sum, sample_sum_reference, tree_sum
+from .second_pass import add_rows
 from .versions import capped, label, versions_by_name
 
 BLOCK2, BLOCK4, BLOCK8 = 2 * BLOCK, 4 * BLOCK, 8 * BLOCK  # shared elements of a block with so many sums a thread
@@ -416,9 +408,7 @@ def _in_one_pass(dy, x, weight, mean, rstd, dx, dweight, dbias, images):
     partial, x_ = empty((PLANES, B, chunks, C), np.float32, like=x), x.reshape(-1)
     launch(ONE_PASS[-(-C // WIDE)], (chunks, B), BLOCK, dy.reshape(-1), x_, weight if affine else x_, mean,
            rstd, dx.reshape(-1), partial.reshape(-1), P, C, chunk, affine)
-    if dweight is not None or dbias is not None:
-        dweight, dbias = (zeros((C,), like=x) if a is None else a for a in (dweight, dbias))
-        add_column_sums(partial[:2].reshape(2, B * chunks, C), dweight, dbias)
+    add_rows(partial[:2], dweight, dbias)
     return None if images is None else sample_sum(partial[2:].reshape(B, chunks, C))
 
 
@@ -433,15 +423,15 @@ def _in_two_passes(dy, x, weight, mean, rstd, dx, dweight, dbias, version):
         launch(layernorm_backward_kernel_v2, -(-rows // ROWS), BLOCK, dy_, x_, weight, mean, rstd, dx_, rows, C, affine)
     if dweight is None and dbias is None:
         return
-    dweight, dbias = (zeros((C,), like=x) if a is None else a for a in (dweight, dbias))
     if version == 1:
+        dweight, dbias = (zeros((C,), like=x) if a is None else a for a in (dweight, dbias))
         launch(layernorm_parameter_kernel_v1, -(-C // BLOCK), BLOCK, dy_, x_, mean, rstd, dweight, dbias, rows, C)
     else:
         lanes, tiles, chunk, chunks = cut(1, rows, C, 4)
         partial = empty((2, chunks, C), np.float32, like=x)
         launch(layernorm_parameter_kernel_v2, (chunks, tiles), BLOCK, dy_, x_, mean, rstd, partial.reshape(-1), rows, C,
                lanes, chunk)
-        add_column_sums(partial, dweight, dbias)
+        add_rows(partial, dweight, dbias)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

@@ -122,37 +122,6 @@ def sum_rows_kernel_v2(x, out, P, N, lanes, chunk, accumulate):
         out[i] = out[i] + tile[t] if accumulate else tile[t]
 
 
-@cuda.jit
-def sum_rows_pair_kernel_v2(x, out_0, out_1, P, N, lanes):
-    """Version 2's last pass for a pair of sums, each added into an array of its own; four rows' loads in flight."""
-    tile = cuda.shared.array(BLOCK, float32)
-    t, b = int32(cuda.threadIdx.x), cuda.blockIdx.z
-    row, lane = divide(t, lanes)
-    rows, _ = divide(BLOCK, lanes)
-    n, p = cuda.blockIdx.y * lanes + lane, row
-    works, at, step = row < rows and n < N, (b * P + row) * N + n, int64(rows) * N
-    total = before = float32(0)
-    if works and row == 0:
-        before = out_0[n] if b == 0 else out_1[n]
-    while works and p < int32(P):
-        x0, x1, x2, x3 = x[at], float32(0), float32(0), float32(0)
-        if p + rows < P:
-            x1 = x[at + step]
-        if p + 2 * rows < P:
-            x2 = x[at + 2 * step]
-        if p + 3 * rows < P:
-            x3 = x[at + 3 * step]
-        total = total + x0 + x1 + x2 + x3
-        p, at = int32(p + 4 * rows), at + 4 * step
-    tile[t] = total
-    tree_sum(tile, 1, t, lanes, rows)
-    if works and row == 0:
-        if b == 0:
-            out_0[n] = before + tile[t]
-        else:
-            out_1[n] = before + tile[t]
-
-
 # v3: four columns a thread --------------------------------------------------------------------------------------------
 # A quarter of the load instructions for the same bytes, so a quarter of the threads keeps the memory busy; and the
 # loads of four rows are in flight at a time.
@@ -238,18 +207,6 @@ def column_sum(x, out=None, version=None):
     version = version or capped("column_sum", 3 if N % 4 == 0 else 2)
     _sum_rows(x, total, 1, x.size // N, N, out is not None, version)
     return total
-
-
-def add_column_sums(x, out_0, out_1):
-    """out_0 += column sums of x[0], out_1 += column sums of x[1], for a device array x (2, M, N): one launch saved."""
-    _, M, N = x.shape
-    lanes, tiles, chunk, chunks = cut(2, M, N, 1)
-    if chunks > 1:
-        partial = empty((2, chunks, N), np.float32, like=x)
-        launch(sum_rows_kernel_v2, (chunks, tiles, 2), BLOCK, x.reshape(-1), partial.reshape(-1), M, N, lanes, chunk, 0)
-        add_column_sums(partial, out_0, out_1)
-    else:
-        launch(sum_rows_pair_kernel_v2, (1, tiles, 2), BLOCK, x.reshape(-1), out_0, out_1, M, N, lanes)
 
 
 @versions_by_name(asks=True)

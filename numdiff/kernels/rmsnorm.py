@@ -57,7 +57,8 @@ from ..device.requires import requires, supports
 from ..device.specialise import Constant, Variants, specialise
 from ..dtypes import in_single, is_half
 from .common import warp_sum
-from .reduce import BLOCK, column_sum, column_sum_reference, cut, tree_sum
+from .reduce import BLOCK, column_sum_reference, cut, tree_sum
+from .second_pass import add_rows
 from .versions import capped, versions_by_name
 
 BLOCK4 = 4 * BLOCK  # shared elements for a sum in each of a thread's four columns
@@ -438,7 +439,7 @@ def rmsnorm_backward(dy, x, weight, rstd, dweight=None, version=None):
         partial = empty((blocks, C), np.float32, like=x) if needed else rstd  # which nobody writes
         launch(BACKWARD[key], blocks, threads, *arrays, partial.reshape(-1), rows, C, weighted, needed)
         if needed:
-            column_sum(partial, dweight)
+            add_rows(partial, dweight)
         return dx
     if version == 1:
         launch(rmsnorm_backward_kernel_v1, rows, BLOCK, *arrays, C, weighted)
@@ -453,7 +454,7 @@ def rmsnorm_backward(dy, x, weight, rstd, dweight=None, version=None):
         partial = empty((chunks, C), np.float32, like=x)
         launch(rmsnorm_parameter_kernel_v2, (chunks, tiles), BLOCK, dy_, x_, rstd, partial.reshape(-1), rows, C, lanes,
                chunk)
-        column_sum(partial, dweight)
+        add_rows(partial, dweight)
     return dx
 
 

@@ -3,8 +3,8 @@
 MATHEMATICS
     target[i] = Σ_p parts[p, i]   or   target[i] += Σ_p parts[p, i]        for each of several sums
     A weight's gradient is a long sum with a small result, so many blocks each sum a part of it (matmul/split_k.py says
-    why), and a bias's gradient comes as a few sums of rows beside it. To add the parts up takes a kernel of
-    microseconds, most of which pass before its first number arrives and after its last one has left.
+    why), and a bias's or a norm's gradient comes as a few sums of rows beside other results. To add the parts up takes
+    a kernel of microseconds, most of which pass before its first number arrives and after its last one has left.
     Nobody needs a parameter's gradient before the backward pass has ended, or until a bucket of gradients leaves for
     other ranks. So within `collected` a sum that `may_wait` does, and the next launch adds up to eight sums at once.
     What waits is bounded (`WAITING`): parts that stay longer than the L2 cache has room for them are written to memory
@@ -32,6 +32,7 @@ from ..device.eight import one_of
 from ..device.threads import Stack
 from .beside import backward_pass, beside, overlaps, rejoin, wait_for_gradient
 from .common import load4_or_zeros
+from .reduce import column_sum
 
 THREADS = 256
 FLOATS = 4 * THREADS  # of shared memory
@@ -241,6 +242,21 @@ def add_parts(sums, waits=False):
         settle()
     elif waiting.bytes() > WAITING:
         settle_beside()
+
+
+def add_rows(rows, *targets):
+    """Each target (n,), a parameter's gradient or None, += the sum of its rows (P, n) of rows (targets, P, n), float32.
+
+    On a device; the sums may wait where there are vectors of four.
+    """
+    each = rows.size // len(targets)
+    count, rows = each // rows.shape[-1], rows.reshape(-1)
+    wanted = [(rows[k * each:(k + 1) * each], target) for k, target in enumerate(targets) if target is not None]
+    if any(target.size % 4 or target.offset % 16 for _, target in wanted):
+        for part, target in wanted:
+            column_sum(part.reshape(count, -1), target)
+    elif wanted:
+        add_parts([Sum(part, count, target, True) for part, target in wanted], waits=True)
 
 
 def bits_of(count, vectors):

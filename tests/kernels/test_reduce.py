@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import reduce as R
-from tests.conftest import large, on, shapes, versions, where
+from tests.conftest import large, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 1), odd=(3, 5, 7), aligned=(2, 5, 12), one_row=(1, 130), not_aligned=(2, 600, 33),
                 small=(32, 2048), large=(3, 37, 41, 64), wide=(2, 1000, 516))
@@ -49,16 +49,6 @@ def test_long_sums_stay_accurate(engine, rng, M, N):
     deviation = np.sqrt((x.astype(np.float64) ** 2).sum(0))  # of such sums: one column's may be nearly 0
     engine.check(R.column_sum(engine(x)), x.astype(np.float64).sum(0), 1e-5, deviation)
     engine.check(R.sample_sum(engine(x[None])), x.astype(np.float64).sum(0)[None], 1e-5, deviation)
-
-
-@shapes(minimal=(2, 1, 1), odd=(2, 5, 7), two_passes=(2, 700, 36))
-@on()  # NumPy has no such function
-def test_add_column_sums(engine, rng, shape):
-    x, outs = rng.standard_normal(shape), rng.standard_normal((2, shape[-1]))
-    into = engine(outs[0]), engine(outs[1])
-    R.add_column_sums(engine(x), *into)
-    for k in range(2):
-        engine.check(into[k], outs[k] + x[k].sum(0), 1e-6, np.abs(outs[k]) + np.abs(x[k]).sum(0))
 
 
 def test_reference_against_loops(rng):

@@ -50,6 +50,23 @@ def test_add_parts(engine, rng, monkeypatch, shape, adds, wanted):
     engine.check_equal(got, run())
 
 
+@shapes(minimal=(2, 1, 4), odd=(2, 5, 7), many_rows=(3, 700, 36), one=(1, 9, 8))
+@on()  # NumPy has no such function
+def test_add_rows(engine, rng, launched, shape):
+    """Of columns that four does not divide one sum after the other; what is None is left out."""
+    rows, before = rng.standard_normal(shape), rng.standard_normal((shape[0], shape[2]))
+    for missing in (None, 0):
+        into = [None if k == missing else engine(target) for k, target in enumerate(before)]
+        with collected():
+            second_pass.add_rows(engine(rows), *into)
+            assert not launched
+        for k, target in enumerate(into):
+            if target is not None:
+                engine.check(target, before[k] + rows[k].sum(0), 1e-6, np.abs(before[k]) + np.abs(rows[k]).sum(0))
+        assert launched == ([] if shape[2] % 4 or shape[0] == 1 and missing == 0 else [shape[0] - (missing == 0)])
+        launched.clear()
+
+
 @on("emulator", "cuda")
 def test_neighbours_are_joined(engine):
     both = engine(np.arange(12.0))

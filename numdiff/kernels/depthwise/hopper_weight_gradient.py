@@ -58,7 +58,7 @@ from ...device.tensor_core import high_halves, load_words2, low_halves, mma_m16n
 from ...device.tensor_map import tensor_map
 from ...device.tma import tma_load_4d, tma_prefetch
 from ..common import divide
-from ..reduce import column_sum
+from ..second_pass import add_rows
 from .hopper import (
     BLOCK_OF_8,
     CHANNELS,
@@ -281,4 +281,4 @@ def add_weight_gradient(dy, x, dweight):
            tensor_map(x, (CHANNELS, PITCHES[height], rows + kernel - 1, 1), swizzle=64), x.reshape(-1),
            partial.reshape(-1), work, Image(H, W, C, 0, 0, 0, 0),
            shared=2 * (2 * stage + rows * DY_PITCHES[height] * CHANNELS))
-    column_sum(partial, dweight.reshape(-1))
+    add_rows(partial, dweight.reshape(-1))

@@ -53,6 +53,7 @@ from ..bias import channel_add_backward
 from ..common import no_numbers
 from ..elementwise import add_forward
 from ..reduce import column_sum
+from ..second_pass import add_rows
 from ..versions import capped, label, versions_by_name
 from . import hopper, hopper_weight_gradient, mma
 from .naive import BLOCK, Image, depthwise_forward_kernel_v1, depthwise_weight_gradient_kernel_v1
@@ -175,7 +176,7 @@ def depthwise_weight_gradient(dy, x, dweight, version=None):
     partial = empty((chunks, dweight.size), np.float32, like=x)
     launch(WEIGHT_GRADIENT[kernel, x.dtype.itemsize, side], chunks * slices, kernel * WARP, dy.reshape(-1),
            x.reshape(-1), partial.reshape(-1), tiles, chunk, slices, Image(H, W, C, 0, 0, 0))
-    column_sum(partial, dweight.reshape(-1))
+    add_rows(partial, dweight.reshape(-1))
 
 
 def depthwise_backward(dy, x, weight, dweight, dbias=None, need_dx=True, need_channel=False, residual=None,

@@ -81,7 +81,7 @@ from ...device.tensor_core import (
     word_of,
 )
 from ..common import divide, no_numbers
-from ..reduce import column_sum
+from ..second_pass import add_rows
 
 CHANNELS = 16  # of a block: a sector of memory
 TILE_ROWS = 16  # of pixels
@@ -441,4 +441,4 @@ def add_weight_gradient(dy, x, dweight):
     partial = empty((chunks, dweight.size), np.float32, like=x)
     launch(in_bfloat16(WEIGHT_GRADIENT[len(dweight), columns], x.dtype), chunks * slices, GRADIENT_THREADS,
            dy.reshape(-1), x.reshape(-1), partial.reshape(-1), tiles, chunk, slices, Image(H, W, C, 0, 0, 0, 0))
-    column_sum(partial, dweight.reshape(-1))
+    add_rows(partial, dweight.reshape(-1))

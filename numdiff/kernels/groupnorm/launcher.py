@@ -37,7 +37,7 @@ from ...device import empty, empty_like, is_device
 from ..any_batch import assumed
 from ..concat import Pair, parts_of
 from ..elementwise import add_forward
-from ..reduce import add_column_sums
+from ..second_pass import add_rows
 from ..versions import capped, label, versions_by_name
 from .chunks import chunks_backward, chunks_forward
 from .cpu import groupnorm_backward_cpu, groupnorm_forward_cpu
@@ -124,5 +124,5 @@ def groupnorm_backward(dy, x, weight, bias, mean, rstd, dweight, dbias, groups, 
     dx, sums = empty_like(x), empty((2, B, C), np.float32, like=x)
     backward = groups_backward if chosen == 1 else chunks_backward
     backward(dy, x, weight, bias, mean, rstd, residual, dx, sums, P, groups, silu)
-    add_column_sums(sums, dweight, dbias)
+    add_rows(sums, dweight, dbias)
     return dx

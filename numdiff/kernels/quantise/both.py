@@ -22,7 +22,7 @@ MEASURED
 LAUNCH
     at most PARTIALS blocks of 256 threads, each for every gridDim-th tile; 5.4 KiB of static shared memory
 DETERMINISM
-    the order of all additions follows from the shape: within a tile a tree, then the tiles' sums by reduce.py.
+    the order of all additions follows from the shape: within a tile a tree, then the tiles' sums by second_pass.py.
 COST
     4 bytes a number, 2 of them where it is in E4M3 already. Roof: memory.
 SOURCE
@@ -44,6 +44,7 @@ from ...device.specialise import Constant, specialise
 from ...device.tensor_core import load_word, load_words4, store_word, store_words4
 from ...float8 import numbers_of
 from ..reduce import column_sum
+from ..second_pass import add_rows
 from .rounding import BLOCK, EACH, PARTIALS, TILE, _check, block_largest, larger, largest8, pack8, quantise_forward
 
 PITCH = TILE + 4  # bytes from row to row in shared memory: rows four apart begin in other banks
@@ -169,7 +170,7 @@ def _launch(kernel, x, scale, rows, amax, sums):
            empty((1,), np.uint32, like=x) if amax is None else amax, partial.reshape(-1),
            Wanted(R, C, pitch_of(R), across * down, int(amax is not None), int(sums is not None)))
     if sums is not None:
-        column_sum(partial, sums)
+        add_rows(partial, sums)
     return columns
 
 

@@ -65,7 +65,8 @@ from ...device import cuda, empty, empty_like, float32, is_device, launch, load4
 from ...device.specialise import Constant, Variants, specialise
 from ...dtypes import in_single
 from ..common import warp_sum
-from ..reduce import BLOCK, column_sum, cut, sample_sum, tree_sum
+from ..reduce import BLOCK, cut, sample_sum, tree_sum
+from ..second_pass import add_rows
 from ..versions import versions_by_name
 
 BLOCK2 = 2 * BLOCK  # shared elements for two sums a thread
@@ -484,7 +485,7 @@ def adaln_backward(dy, x, scale, mean, rstd, weight=None, dweight=None, need_dsh
         launch(launch_dx, -(-B * T // ROWS), BLOCK, dy_, x_, scales, *given, dx.reshape(-1), B * T, T, C)
         launch(SUMS[2, which], (chunks, tiles, B), BLOCK, dy_, x_, *given, dscales, T, C, lanes, chunk)
     if dweight is not None and shares is not None:
-        column_sum(shares, dweight)
+        add_rows(shares, dweight)
     sums = sums.reshape(kinds * B, C) if chunks == 1 else sample_sum(sums)
     return dx, sums[:B] if need_dshift else None, sums[-B:] if need_dshift else sums
 

@@ -22,7 +22,7 @@ from ....device.requires import supports
 from ....device.specialise import Variants
 from ....dtypes import is_half
 from ....errors import TooManyElementsError
-from ...reduce import column_sum
+from ...second_pass import add_rows
 from ...versions import NAMES, capped, versions_by_name
 from ..launcher import HEAD_SIZES, layout
 from ..unfused import check
@@ -259,7 +259,7 @@ def sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="l
         launch(in_bfloat16(dkv_kernels_v2[HS], qkv.dtype), (N, grid[1], 2 * B if long else B), THREADS, *of_keys, long,
                shared=lists_half.dkv_bytes(HS))
     if dweight is not None:
-        column_sum(parts.reshape(-1, HS * HS), dweight.reshape(-1))
+        add_rows(parts.reshape(-1, HS * HS), dweight.reshape(-1))
     if dbias is not None:
-        column_sum(bias_parts.reshape(-1, HS), dbias)
+        add_rows(bias_parts.reshape(-1, HS), dbias)
     return dqkv

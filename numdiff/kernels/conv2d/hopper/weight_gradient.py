@@ -59,6 +59,7 @@ from ....device.tma import tma_load_4d, tma_prefetch
 from ....device.wgmma import make_setmaxnreg, make_wgmma, make_wgmma_wait, wgmma_commit, wgmma_fence, wgmma_wait_1
 from ...common import divide, no_numbers
 from ...reduce import column_sum, sample_sum
+from ...second_pass import add_rows
 from .boxes import ROW, descriptor, row_of
 from .cluster_sums import SIZE
 from .column_sums import add_columns, column_of
@@ -397,5 +398,5 @@ def hopper_weight_gradient(dy, x, dweight, dbias=None, whole_halo=True, general=
            partial.reshape(-1), dweight.reshape(-1),
            plan.parts, tiles * SUMS, c, n, size * size)
     if dbias is not None:
-        column_sum(bias_partial, dbias)
+        add_rows(bias_partial, dbias)
     return dchannel

@@ -59,7 +59,7 @@ from ....device.requires import supports
 from ....dtypes import is_half
 from ...elementwise import add_forward
 from ...quantise import quantise_forward
-from ...reduce import column_sum
+from ...second_pass import add_rows
 from ...versions import capped, versions_by_name
 from ..adaln import Norm, adaln_backward, adaln_forward, check_norm
 from ..columns import Columns, as_columns
@@ -199,7 +199,7 @@ def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=Non
            Factors(scale_.first, scale_.pitch, gate_.first, gate_.pitch),
            Places(*(n for v in vectors for n in (v.first, v.pitch))), shared=nbytes)
     if dweight is not None and shares is not None:
-        column_sum(shares, dweight)
+        add_rows(shares, dweight)
     dshift, dscale, dgate = (g if g is None or isinstance(v, Columns) else g.whole()
                              for v, g in zip(given, gradients, strict=True))
     return dx, dh, dgate, dshift, dscale

@@ -32,7 +32,8 @@ from ....device import empty, empty_like, is_device, launch
 from ....device.limits import MULTIPROCESSORS, multiprocessors_of
 from ....device.requires import supports
 from ...common import no_numbers
-from ...reduce import BLOCK, add_column_sums, column_sum
+from ...reduce import BLOCK
+from ...second_pass import add_rows
 from ...versions import versions_by_name
 from .fused import BACKWARD, BACKWARD_BLOCKS, FORWARD, FORWARD_BLOCKS, LANES, THREADS, WARPS, Walk, key_of
 from .naive import (
@@ -97,16 +98,6 @@ def _grid(qkv, parts, blocks):
     B, T, _ = qkv.shape
     chunk = choose_chunk(B, T, parts, blocks, multiprocessors_of(qkv))
     return (-(-T // WARPS), -(-B // chunk), parts), chunk
-
-
-def _add_sums(sums, dq_weight, dk_weight):
-    """Adds sums (2, blocks, HS), over the blocks, to the gradients that are wanted."""
-    if dq_weight is not None and dk_weight is not None:
-        add_column_sums(sums, dq_weight, dk_weight)
-    elif dq_weight is not None:
-        column_sum(sums[:1], dq_weight)
-    elif dk_weight is not None:
-        column_sum(sums[1:], dk_weight)
 
 
 @versions_by_name
@@ -176,5 +167,5 @@ def qk_norm_rope_backward(dy, kept, heads, q_weight=None, k_weight=None, rotatio
         launch(qk_norm_rope_backward_kernel_v1, -(-B * T * parts * heads // BLOCK), BLOCK, flat, before, q_weight,
                k_weight, rotation, rstd, out, cut)
     if norms:
-        _add_sums(sums, dq_weight, dk_weight)
+        add_rows(sums, dq_weight, dk_weight)
     return dqkv
