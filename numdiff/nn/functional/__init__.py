@@ -15,9 +15,12 @@ operation that a function calls (`K.groupnorm_forward`: kernels/groupnorm).
     embeddings.py     of timesteps and classes
     losses.py         what training minimises
     gradients.py      where gradients of weights go; for the other files alone
+    arguments.py      what is said of an array where a Tensor or a Parameter should be
 
-The operations' names are here, too: `from numdiff.nn import functional as F`, then `F.linear`.
+The operations' names are here, too: `from numdiff.nn import functional as F`, then `F.linear`. Called by these
+names they check what they are given.
 """
+from .arguments import checked
 from .attentions import attention, qk_norm_rope, sparse_linear_attention
 from .convolutions import conv2d, depthwise_conv2d, depthwise_layer_norm
 from .elementwise import (
@@ -48,3 +51,5 @@ __all__ = ["adaln", "add", "add_constant", "attention", "avgpool", "bias_gelu", 
            "patchify", "qk_norm_rope", "reshape", "rms_norm", "scale_shift", "silu", "softmax",
            "sparse_linear_attention", "stack_columns", "stacks", "swiglu", "swiglu_mlp", "timestep_embedding",
            "together", "unpatchify", "upsample", "weigh"]
+
+globals().update({name: checked(globals()[name]) for name in __all__})
