@@ -134,7 +134,7 @@ class Dataset:
 
     def read(self, rows: np.typing.ArrayLike, out: np.ndarray | None = None) -> np.ndarray:
         """Images of the given rows, (n, H, W, C) of `dtype`; `out`, if given, is written and returned."""
-        rows = np.asarray(rows, np.int64)
+        rows = _row_numbers(rows)
         if rows.size and not (0 <= rows.min() and rows.max() < len(self)):
             raise IndexError(f"row out of range: there are {len(self)} images")
         if out is None:
@@ -231,6 +231,17 @@ class Dataset:
         self.labels = np.searchsorted(chosen, self.labels[rows]).astype(np.int32)
         self.classes = [self.classes[i] for i in chosen]
         return rows
+
+
+def _row_numbers(given):
+    """Row numbers as int64 (n,); a number that is none would be truncated, and a mask taken for rows 0 and 1."""
+    try:
+        rows = np.asarray(given)
+    except ValueError:  # lists of several lengths
+        rows = None
+    if rows is None or rows.ndim != 1 or rows.size and rows.dtype.kind not in "iu":
+        raise UsageError(f"rows must be a list of whole numbers, and not {shown(given)}.")
+    return rows.astype(np.int64, copy=False)
 
 
 def _open_file(path):

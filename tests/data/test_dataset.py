@@ -56,6 +56,14 @@ def test_reads_rows(tmp_path, images, placed):
             dataset.read([200])
 
 
+@pytest.mark.parametrize("rows", ([1.5], [True, False], ["1"], [None], [[0, 1]], [[0], [1, 2]], 3), ids=str)
+def test_rows_are_whole_numbers(tmp_path, images, placed, rows):
+    with D.open_dataset(write(tmp_path / "a.h5", images)) as dataset:
+        with pytest.raises(UsageError, match="^rows must be a list of whole numbers, and not the (list|int) "):
+            dataset.read(rows)
+        assert np.array_equal(dataset.read(np.array([1], np.uint8)), images[1:2])
+
+
 def test_statistics(tmp_path, images, placed):
     with D.open_dataset(write(tmp_path / "a.h5", images)) as dataset:
         mean, std = dataset.statistics()
