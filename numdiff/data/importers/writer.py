@@ -98,8 +98,8 @@ class Writer:
                 yield
             except (OSError, RuntimeError, ValueError) as error:  # it could not read what it had not written
                 if self._disk.error is None:  # or what it was given is not for it, such as a name with a zero byte
-                    raise NumdiffError(f"{self.path!r} cannot be written ({str(error).splitlines()[0]}): mend the "
-                                       "names of the classes, or what else this says.") from None
+                    raise NumdiffError(f"{self.path!r} cannot be written ({str(error).splitlines()[0]}): "
+                                       "rename the class or the picture whose name HDF5 cannot hold.") from None
         if self._disk.error is not None:
             self._discard(self._disk.error)
 
