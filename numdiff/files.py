@@ -22,6 +22,7 @@ import re
 import stat
 
 from .errors import NumdiffError
+from .signals import deferred_signals
 
 try:
     import fcntl
@@ -218,8 +219,7 @@ def atomic_file(path, what="the file"):
         with file:
             _lock(file)
             yield file
-            file.check()
-            os.fsync(file.fileno())  # otherwise a power cut could leave the new name on contents that never arrived
+            _force(file)
             check_target(what, path)
             os.replace(temporary, path)
         _sync_folder(path.parent)
@@ -228,6 +228,31 @@ def atomic_file(path, what="the file"):
     finally:
         with contextlib.suppress(OSError):  # already gone if all went well
             os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def atomic_pair(path, what, key, key_what, key_data):
+    """`atomic_file` of `path`, which is read only beside the file `key`, here with the contents `key_data`. Both are
+    replaced once both are on the disk. Who reads them meanwhile, or after the process is killed, finds the old ones,
+    the new ones, or no `key`, which is removed in between."""
+    with contextlib.ExitStack() as stack:
+        key_file = stack.enter_context(atomic_file(key, key_what))
+        key_file.write(key_data)
+        _force(key_file)
+        file = stack.enter_context(atomic_file(path, what))
+        yield file
+        _force(file)
+        replacing = stack.pop_all()  # `path`, then `key`
+    with deferred_signals(), replacing:
+        pathlib.Path(key).unlink(missing_ok=True)
+        _sync_folder(pathlib.Path(key).parent)
+
+
+def _force(file):
+    """Force what a `TemporaryFile` holds to the disk: otherwise a power cut could leave the new name on contents that
+    never arrived. Raises what has gone wrong with it."""
+    file.check()
+    os.fsync(file.fileno())
 
 
 def write_text(path, text, what="the file"):

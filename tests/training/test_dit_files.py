@@ -1,20 +1,24 @@
 """DiT models as files: converted, exported, loaded, and what is said where it cannot be done."""
 import errno
+import itertools
 import json
+import os
 
 import numpy as np
 import pytest
 
+from numdiff import files
 from numdiff.diffusion import Diffusion, sample
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT, dit
-from numdiff.nn.convert import load_state_dict, to_numdiff_layout, with_positions
+from numdiff.nn.convert import load_state_dict, read_weights, to_numdiff_layout, with_positions
 from numdiff.nn.convert.diffusers import CONFIG, WEIGHTS
 from numdiff.training.kinds import dit_weights
 from numdiff.training.kinds.dit import DIT
-from numdiff.training.model_files import convert, load, write_model_file
+from numdiff.training.model_files import convert, load, read_any, write_model_file
 from tests.conftest import relative_error
 from tests.reference import stored, stored_dit
+from tests.test_files import state_of
 from tests.training.test_model_files import write_npz
 
 
@@ -102,6 +106,64 @@ def test_a_folder_that_cannot_be_filled_is_not_left(tmp_path, monkeypatch):
         with pytest.raises(NumdiffError, match="cannot write the weights .*: the disk is full"):
             convert(weights, tmp_path / name, image_size=8, num_heads=3)
     assert {path.name for path in tmp_path.iterdir()} == {"w.npz", "own"}
+
+
+def test_two_models_are_never_mixed_in_a_folder(tmp_path, monkeypatch):
+    """What stands in a folder whenever a file in it changes, as a process that is killed there leaves it: the model
+    that it held, the new one, which has another number of heads and other weights, or nothing that can be used."""
+    folder, found = tmp_path / "folder", []
+    for heads, factor in ((3, 1), (6, 2)):
+        state = {name: factor * array for name, array in stored_state("latents")[1].items()}
+        convert(write_npz(tmp_path / f"{heads}.npz", state), tmp_path / f"{heads}.h5", image_size=8, num_heads=heads)
+    models = {heads: read_any(tmp_path / f"{heads}.h5") for heads in (3, 6)}
+
+    def look():
+        try:
+            model = read_any(folder)
+        except NumdiffError as error:
+            assert str(error) == (f"cannot use {folder}: it has no config.json: write it again with `numdiff convert`, "
+                                  "or save it with save_pretrained.")
+            found.append(None)
+        else:
+            heads = model.options["num_heads"]
+            assert all(np.array_equal(array, models[heads].arrays[name]) for name, array in model.arrays.items())
+            found.append(heads)
+
+    convert(tmp_path / "3.h5", folder)
+    with monkeypatch.context() as patch:
+        for name in ("replace", "unlink"):
+            change = getattr(files.os, name)
+            patch.setattr(files.os, name, lambda *given, change=change: (look(), change(*given)))
+        convert(tmp_path / "6.h5", folder)
+    look()
+    assert [heads for heads, _ in itertools.groupby(found)] == [3, None, 6]
+    assert sorted(os.listdir(folder)) == [CONFIG, WEIGHTS]
+
+    def swapped(path, *given):  # the folder is written by another process between the two files that are read
+        read = read_weights(path, *given)
+        convert(tmp_path / "3.h5", folder)
+        return read
+
+    monkeypatch.setattr(dit_weights, "read_weights", swapped)
+    with pytest.raises(NumdiffError, match="folder was written while it was read: try again"):
+        read_any(folder)
+
+
+@pytest.mark.parametrize("file", ["the configuration", "the weights"])
+def test_a_folder_whose_new_files_do_not_fit_is_as_it_was(tmp_path, monkeypatch, file):
+    calls = itertools.count()
+
+    def full(_):
+        if next(calls) == ["the configuration", "the weights"].index(file):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    weights = write_npz(tmp_path / "w.npz", stored_state("latents")[1])
+    convert(weights, tmp_path / "folder", image_size=8, num_heads=3)
+    before = state_of(tmp_path / "folder")
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(NumdiffError, match=f"cannot write {file} .*: the disk is full"):
+        convert(weights, tmp_path / "folder", image_size=8, num_heads=6)
+    assert state_of(tmp_path / "folder") == before
 
 
 def test_a_folder_of_diffusers_is_read_back(tmp_path):

@@ -107,8 +107,12 @@ def find_diffusers(path):
     """The folder of a diffusers model that a path means: itself, or a part of a pipeline's folder; None for others."""
     path = pathlib.Path(path)
     if (path / PIPELINE).is_file():
-        return next((path / name for name in INSIDE if (path / name / CONFIG).is_file()), path)
-    return path if (path / CONFIG).is_file() else None
+        return next((path / name for name in INSIDE if _holds_some(path / name)), path)
+    return path if _holds_some(path) else None
+
+
+def _holds_some(folder):
+    return any((folder / name).is_file() for name in FOLDER)
 
 
 def weights_file(folder):
@@ -130,6 +134,9 @@ def read_config(folder):
         if os.path.getsize(path) > LARGEST_CONFIG:
             raise NumdiffError(f"{path} is too large for a configuration: give a folder that diffusers wrote.")
         config = schema.parse_json(read_bytes(path, LARGEST_CONFIG))
+    except FileNotFoundError:  # as where writing the folder was interrupted
+        raise NumdiffError(f"cannot use {folder}: it has no {CONFIG}: write it again with `numdiff convert`, or save "
+                           "it with save_pretrained.") from None
     except OSError as error:
         raise NumdiffError(f"cannot read {path}: {error.strerror}.") from error
     except schema.Mismatch:

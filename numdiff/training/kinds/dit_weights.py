@@ -10,7 +10,7 @@ import numpy as np
 from ...diffusion import Diffusion
 from ...diffusion.sampling import PIXEL_CHANNELS
 from ...errors import NumdiffError, UsageError
-from ...files import atomic_file, cannot_write
+from ...files import atomic_pair, cannot_write
 from ...nn.convert import (
     check_dit_state_dict,
     diffusers_config,
@@ -136,7 +136,7 @@ class DiTWeights(Weights):
         if any(SLA in name and np.any(array) for name, array in state_dict.items()):
             raise UsageError("diffusers' DiT has no sparse-linear attention, whose linear part this model has learned: "
                              "write .safetensors or .npz instead.")
-        config = json.dumps(diffusers_config(sizes), indent=2, sort_keys=True) + "\n"
+        config = json.dumps(diffusers_config(sizes), indent=2, sort_keys=True).encode() + b"\n"
         folder = pathlib.Path(folder)
         made = not folder.exists()
         try:
@@ -144,11 +144,9 @@ class DiTWeights(Weights):
         except OSError as error:
             raise cannot_write("the weights into", folder, error) from error
         try:
-            with atomic_file(folder / WEIGHTS, "the weights") as file:
+            with atomic_pair(folder / WEIGHTS, "the weights", folder / CONFIG, "the configuration", config) as file:
                 write_state_dict(file, diffusers_state_dict(state_dict, sizes["depth"]), "safetensors", sizes,
                                  diffusion)
-            with atomic_file(folder / CONFIG, "the configuration") as file:
-                file.write(config.encode())
         except BaseException:
             if made:
                 with contextlib.suppress(OSError):  # it holds something
@@ -195,6 +193,8 @@ def read_diffusers_folder(folder, weights="ema"):
     config = read_config(folder)
     path = weights_file(folder)
     state_dict, told = read_weights(path, weights)
+    if read_config(folder) != config:
+        raise NumdiffError(f"{folder} was written while it was read: try again.")
     try:
         state_dict = public_state_dict(state_dict, config)
         guessed = guess_dit_options(state_dict)
