@@ -9,10 +9,12 @@ Blocks are ordered by the barriers of the grid and of their cluster, and by atom
 publishes what it had seen at its last threadfence(), to the blocks whose atomics come later at the same place
 (`Memory.released`), or that see its result in the condition of a `while` loop.
 """
+import math
+
 import numpy as np
 
 from .arrays import CheckedArray, IntegerArray, Record
-from .memory import CONSTANT, GLOBAL, MANY_READS, POISON
+from .memory import CONSTANT, GLOBAL, MANY_READS, POISON, Memory
 from .values import INTEGER_TYPES
 
 
@@ -92,7 +94,7 @@ class Access:
             if offset.__class__ is not int:
                 offset = locate(a, index, site, "reads")
                 if offset.__class__ is not int:
-                    return self._poisoned(a) if offset is None else offset
+                    return self.outside(a, index) if offset is None else offset
             memory = a.memory
             if races and memory.shadowed:
                 stamp, token, met = machine.thread.stamp, machine.token, memory.met
@@ -348,7 +350,7 @@ class Access:
         site = self.machine.site_here()
         where = self.range_of(a, index, count, site, "reads")
         if where is None:
-            return (self._poisoned(a),) * count
+            return (self.outside(a),) * count
         memory, offset, size = where
         self.check_read(memory, offset, size, site, a.itemsize)
         return tuple(a.flat[offset >> a.shift:(offset + size) >> a.shift])
@@ -436,9 +438,18 @@ class Access:
         self.machine.report("uninitialised", f"reads {memory.space} memory that nobody has written: "
                                              f"{self.say(memory, offset)}", site)
 
-    def _poisoned(self, a):
-        bits = np.full(a.itemsize, POISON, np.uint8).view(a.dtype)[0]
-        return bits if a.kind is None else a.kind(bits)
+    def outside(self, a, index=None):
+        """What a read outside of an array gives after its fault: an element, or, where the index names a part, an array
+        of them that is not checked again. Floats are NaN; integers are 0, which leads to no further fault as an index.
+        """
+        shape = () if index is None else a.part(index, inside=False).shape
+        memory = Memory(a.memory.space, math.prod(shape) * a.itemsize, a.name, valid=True)
+        memory.bytes.fill(0 if a.dtype.kind in "iu" else POISON)
+        memory.shadowed = False
+        part = CheckedArray(self.machine, memory, 0, shape, a.dtype)
+        if shape:
+            return part
+        return part.flat[0] if a.kind is None else a.kind(part.flat[0])
 
     def _unwritten(self, a, index, site):
         index = index if isinstance(index, tuple) else (index,)

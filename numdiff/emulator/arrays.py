@@ -74,8 +74,9 @@ class CheckedArray:
         for index in np.ndindex(self.shape):
             self[index] = value
 
-    def part(self, index):
-        """The view that a partial index, or one with slices, names."""
+    def part(self, index, inside=True):
+        """The view that a partial index, or one with slices, names; an IndexError where it lies outside of the array,
+        unless `inside` says that only the view's shape matters."""
         index = index if isinstance(index, tuple) else (index,)
         index = tuple(slice(0, 0, 1) if i is None else i for i in index)
         if Ellipsis in index:
@@ -91,7 +92,7 @@ class CheckedArray:
                 strides.append(stride * step)
             else:
                 i = int(i)
-                if not -n <= i < n:
+                if inside and not -n <= i < n:
                     raise IndexError(f"index {i} is outside of axis {axis} of length {n}")
                 offset += (i + n if i < 0 else i) * stride
         return CheckedArray(self.machine, self.memory, offset, tuple(shape), self.dtype, tuple(strides), self.name)

@@ -34,7 +34,7 @@ class Atomic:
         access, site = machine.access, machine.site_here()
         offset = access.locate(array, index, site, "atomically changes")
         if offset.__class__ is not int:
-            return access._poisoned(array)
+            return access.outside(array)
         memory, thread = array.memory, machine.thread
         if access.initialised and memory.valid is not None and not memory.valid[offset]:
             access._unwritten(array, index, site)

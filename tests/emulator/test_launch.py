@@ -261,6 +261,46 @@ def test_a_fault_is_counted_not_repeated():
     assert "and 31 more of this kind at this line" in str(caught.value)
 
 
+@cuda.jit
+def a_row_too_far(x, order, y):
+    row = x[order.size]  # no such row
+    y[0] = row[1]
+    row[2] = row[3] + y[0]
+
+
+@cuda.jit
+def a_part_too_far(x, order, y):
+    part = x[3, 1:]  # no such part
+    y[0] = part[part.shape[0] - 1]
+
+
+@cuda.jit
+def a_store_too_far(x, order, y):
+    x[order.size][1] = float32(2)  # no such row to store to
+
+
+@cuda.jit
+def a_shared_row_too_far(x, order, y):
+    tile = cuda.shared.array((2, 4), float32)
+    row = tile[order.size]  # no such shared row
+    y[0] = row[0]
+
+
+@cuda.jit
+def a_row_number_too_far(x, order, y):
+    row = order[x.shape[1]]  # no such number
+    y[0] = x[row, 0] + x[row][1]
+
+
+@pytest.mark.parametrize("kernel, mark", [
+    (a_row_too_far, "no such row"), (a_part_too_far, "no such part"), (a_store_too_far, "no such row to store to"),
+    (a_shared_row_too_far, "no such shared row"), (a_row_number_too_far, "no such number")])
+def test_one_index_is_one_fault(kernel, mark):
+    """What is done with a row that does not exist is no mistake of its own."""
+    faults = faults_of(kernel, 1, 1, np.ones((3, 4), np.float32), np.zeros(3, np.int32), np.zeros(1, np.float32))
+    assert [(fault.kind, fault.line) for fault in faults] == [("bounds", marked(__file__, mark))]
+
+
 def test_a_float_argument_is_no_float64_array():
     @cuda.jit
     def scale(x, a):
