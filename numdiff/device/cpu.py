@@ -22,7 +22,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 LARGEST_HEAP_ARRAY = 32 << 20  # bytes; glibc's own upper limit for M_MMAP_THRESHOLD
 MAX_WORKERS = 16
 WORKER = "numdiff worker"  # how their threads' names begin
-WORTH_SHARING = 1 << 16  # elements below which handing work to a thread costs more than it saves
+LEAST_SHARE = 1 << 15  # elements: to hand over a smaller share costs more than it saves
 
 
 _making = threading.Lock()  # of the threads below: two threads that ask at once get the same
@@ -126,11 +126,11 @@ if hasattr(os, "register_at_fork"):
 def over_batch(function, count, elements):
     """Call `function(slice)` for contiguous parts of range(count), side by side; returns the results in order.
 
-    elements: how many array elements the work touches in all; a little work is done in one call. The parts depend only
-        on `count`, `elements` and the number of cores, so on one machine the bits repeat.
+    elements: how many array elements the work touches in all; a little work has few parts, or is done in one call. The
+        parts depend only on `count`, `elements` and the number of cores, so on one machine the bits repeat.
     """
-    parts = min(workers(), count)
-    if parts < 2 or elements < WORTH_SHARING or threading.current_thread().name.startswith(WORKER):
+    parts = min(workers(), count, elements // LEAST_SHARE)
+    if parts < 2 or threading.current_thread().name.startswith(WORKER):
         return [function(slice(0, count))]  # a worker that waited for the others would wait for itself
     with _making:
         crew = _crew()

@@ -51,6 +51,8 @@ def test_all_have_ended_when_an_error_is_raised(count):
 def test_a_share_shares_nothing_further(count):
     assert over_batch(lambda share: len(over_batch(lambda inner: inner, 4, MUCH)), 3, MUCH) == [1] * count
     assert over_batch(lambda share: share, 3, 10) == [slice(0, 3)]  # little work
+    for least in (1, 2, 3):  # of shares worth handing over there may be fewer than cores
+        assert len(over_batch(lambda share: share, 8, (least + 1) * cpu.LEAST_SHARE - 1)) == min(least, count)
 
 
 def test_nothing_of_the_work_is_kept(count):
