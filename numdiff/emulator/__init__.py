@@ -9,8 +9,9 @@
 A kernel with a fault ends in a `KernelFault`, whose `faults` each say kind, file, line, block and thread. `numdiff
 kernels check` does this for the project's own kernels.
 
-Read values.py (Numba's arithmetic), memory.py (what is known about every byte), arrays.py (how a kernel sees it),
-access.py (what is checked), schedule.py (who runs when), launch.py (a launch), memory_spaces.py (its arrays) and
+Read values.py (Numba's numbers), arithmetic.py and functions.py (what is done with them), memory.py (what is known
+about every byte), arrays.py (how a kernel sees it), access.py (what is checked), threads.py (threads and blocks),
+schedule.py (who runs when), loops.py (who waits in a loop), launch.py (a launch), memory_spaces.py (its arrays) and
 reports.py (its faults). rewrite.py and namespace.py turn a kernel's source into a function that calls them.
 """
 from .counts import Recorder, count

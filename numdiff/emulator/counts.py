@@ -41,7 +41,7 @@ import numpy as np
 from .launch import Emulator
 from .memory import CONSTANT, GLOBAL, LOCAL, SHARED
 from .rewrite import SITES
-from .schedule import WARP
+from .threads import WARP
 from .values import FLOATS, float16, float32, float64
 
 SECTOR, BANKS, WORD = 32, 32, 4  # bytes of a sector; banks; bytes that a bank gives in one wavefront

@@ -6,19 +6,21 @@ import warnings
 
 import numpy as np
 
+from . import arithmetic, functions, values
 from . import cluster as clusters
-from . import values
 from .access import Access
 from .arrays import CheckedArray, Record, plain_array
 from .asynchronous import Asynchronous
 from .faults import KernelFault, LaunchRefused, Unsupported
 from .integers import holds, magnitude_of
+from .loops import PATIENCE
 from .memory import GLOBAL, Busy, Memory
 from .memory_spaces import MemorySpaces
 from .namespace import Resolver
 from .reports import Reports
 from .rewrite import SITES, rewrite
-from .schedule import PATIENCE, Dim3, Scheduler
+from .schedule import Scheduler
+from .threads import Dim3
 
 CHECKS = ("bounds", "uninitialised", "race", "divergence", "float64", "asynchronous")
 ORDERS = ("forward", "reversed", "shuffled")
@@ -93,7 +95,7 @@ class Emulator(MemorySpaces, Reports):
         """The names that rewritten code calls."""
         helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
                    "__unsupported": unsupported}
-        operations = {f"__{name}": function for name, function in values.OPERATIONS.items()}
+        operations = {f"__{name}": function for name, function in arithmetic.OPERATIONS.items()}
         if not self.checked:
             def augment(array, index, operation, value):
                 array[index] = operation(array[index], value)
@@ -105,7 +107,7 @@ class Emulator(MemorySpaces, Reports):
 
         for name in ("Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "Pow", "BitAnd", "BitOr", "BitXor", "LShift",
                      "RShift"):
-            operations[f"__{name}"] = self._checked_operation(values.OPERATIONS[name], name)
+            operations[f"__{name}"] = self._checked_operation(arithmetic.OPERATIONS[name], name)
         if self.tracer is not None:
             load, store = self.tracer.timed(self, load), self.tracer.timed(self, store)
             operations = {name: self.tracer.timed(self, operation) for name, operation in operations.items()}
@@ -243,7 +245,7 @@ class Emulator(MemorySpaces, Reports):
         for name in made.names:
             if name in found:
                 namespace[name] = self.resolver(name, found[name])
-            elif name in values.BUILTINS:
+            elif name in functions.BUILTINS:
                 namespace[name] = self.resolver.builtins[name]
         for name, (kind, number) in made.casts.items():
             namespace[name] = namespace[kind](number)

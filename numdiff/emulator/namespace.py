@@ -11,10 +11,11 @@ import types as python_types
 
 import numpy as np
 
-from . import values
+from . import functions, values
 from .arrays import CheckedArray, IntegerArray
 from .faults import Unsupported
-from .values import MATH, EmulatedMath, dtype_of, scalar, type_named
+from .functions import MATH, EmulatedMath, fma
+from .values import dtype_of, scalar, type_named
 
 TWINS = {}  # id of an intrinsic -> (intrinsic, its twin)
 WARP = 32
@@ -73,11 +74,11 @@ class Resolver:
         self.types = Namespace("numba.types", {**values.TYPES, **{
             alias: values.TYPES[name] for alias, name in values.ALIASES.items()}})
         self.numpy, self.libdevice = EmulatedNumpy(machine), Libdevice()
-        self.math, self.builtins = MATH, values.BUILTINS
+        self.math, self.builtins = MATH, functions.BUILTINS
         if "float64" in machine.checks:
             self.math = EmulatedMath(self._noticed_float64)
-            self.builtins = {**values.BUILTINS, "min": values.choose(min, self._noticed_float64),
-                             "max": values.choose(max, self._noticed_float64)}
+            self.builtins = {**functions.BUILTINS, "min": functions.choose(min, self._noticed_float64),
+                             "max": functions.choose(max, self._noticed_float64)}
         if machine.recorder is not None:
             machine.recorder.count_functions(self)
 
@@ -250,11 +251,11 @@ class Libdevice:
         if name == "fast_fdividef":
             return lambda a, b: a / b
         if base.startswith(("fma", "fmaf")):
-            return lambda a, b, c: values.fma(a, b, c)
+            return lambda a, b, c: fma(a, b, c)
         if base in ("rsqrtf", "rsqrt"):
             return lambda a: a.__class__(1.0 / math.sqrt(float(a))) if a > 0 else a.__class__(math.inf)
         if base in ("exp10", "exp10f"):
-            return values._float_result(lambda x: 10.0 ** x)
+            return functions.float_result(lambda x: 10.0 ** x)
         for candidate in (base, base.removesuffix("f"), base.removesuffix("f").removesuffix("_rn")):
             if hasattr(MATH, candidate):
                 return getattr(MATH, candidate)
@@ -365,7 +366,7 @@ def emulated_cuda(machine):
         "local": Namespace("cuda.local", {"array": local_array}),
         "const": Namespace("cuda.const", {"array_like": array_like}), "popc": popc, "clz": clz, "brev": brev,
         "ffs": ffs,
-        "selp": selp, "literal_unroll": lambda values: values, "fma": lambda a, b, c: values.fma(a, b, c), "cbrt": cbrt,
+        "selp": selp, "literal_unroll": lambda values: values, "fma": lambda a, b, c: fma(a, b, c), "cbrt": cbrt,
         "nanosleep": lambda ns: machine.scheduler.yield_turn(frame(1)), **warp_functions(machine), **values.TYPES,
         **{alias: values.TYPES[name] for alias, name in values.ALIASES.items()},
     }
@@ -383,7 +384,7 @@ def _half_functions():
     half = values.float16
     return {"hadd": lambda a, b: half(a) + half(b), "hsub": lambda a, b: half(a) - half(b),
             "hmul": lambda a, b: half(a) * half(b), "hdiv": lambda a, b: half(a) / half(b),
-            "hfma": lambda a, b, c: values.fma(half(a), half(b), half(c)), "hneg": lambda a: -half(a),
+            "hfma": lambda a, b, c: fma(half(a), half(b), half(c)), "hneg": lambda a: -half(a),
             "habs": lambda a: abs(half(a)), "hmax": lambda a, b: max(half(a), half(b)),
             "hmin": lambda a, b: min(half(a), half(b)), "heq": lambda a, b: a == b, "hne": lambda a, b: a != b,
             "hgt": lambda a, b: a > b, "hge": lambda a, b: a >= b, "hlt": lambda a, b: a < b,

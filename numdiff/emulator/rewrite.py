@@ -3,7 +3,7 @@
 The syntax tree of the function is changed in a few places and compiled under its own file name and line numbers, so
 that tracebacks, `breakpoint()` and coverage point into the real source:
 
-    a + b           __Add(a, b)              Numba's types and rounding (values.py); where both are known to be
+    a + b           __Add(a, b)              Numba's types and rounding (arithmetic.py); where both are known to be
                                              signed integers, it stays (integers.py)
     float32(0.5)    a constant, made once
     f(a, b)         the variant of a device function for the integers among its arguments
@@ -24,10 +24,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .arithmetic import OPERATIONS
 from .integers import EMPTY, Integers, cast_named, parts_of
+from .loops import WAITING
 from .namespace import TWINS
-from .schedule import WAITING
-from .values import OPERATIONS, TYPES, scalar
+from .values import TYPES, scalar
 
 
 class Sites:

@@ -1,171 +1,30 @@
-"""Threads of a GPU as greenlets: which runs next, where threads meet, and what it means when none can go on.
+"""Which thread of a GPU runs next, where threads meet, and what it means when none can go on.
 
-A thread runs until it must wait: at a barrier, for the other lanes of its warp, for an mbarrier. Then the next one
-runs. Nothing is ever preempted (a `while` loop that spins gives others a turn), so a launch is
-deterministic, and the order in which threads take their turns (forward, reversed, or shuffled by a seed) is an option:
-a correct kernel gives the same bits in each.
+A thread, which is a greenlet (threads.py), runs until it must wait: at a barrier, for the other lanes of its warp, for
+an mbarrier. Then the next one runs. Nothing is ever preempted (a `while` loop that spins gives others a turn), so a
+launch is deterministic, and the order in which threads take their turns (forward, reversed, or shuffled by a seed) is
+an option: a correct kernel gives the same bits in each.
 
 Blocks run one after another, those of a cluster together; the next one starts early only when all that have started
 wait for something that none of them can provide, as at a grid-wide barrier.
 """
-import contextvars
 import random
-import sys
-import threading
-import time
-import zlib
 
 import greenlet
-import numpy as np
 
-from .arrays import CheckedArray, IntegerArray, PlainRecord, Record, RecordArray
-from .memory import Memory
-from .values import leaves
-
-WARP, FULL_MASK = 32, 0xFFFFFFFF  # lanes, and the mask that names them all
-TURNS = 4096  # turns of `while` loops after which a thread lets the others run
-WAITING = 64  # turns that one turn counts for in a loop that seems to wait: its condition is constant or reads memory
-ROUNDS = 16  # of looping before another block starts, which the loops may be waiting for
-PATIENCE = 5.0  # seconds without any progress after which a wait counts as endless
-LONGEST = 12  # times the patience: how long loops may run that change nothing but their own variables
-KEPT = 1024  # workers that have nothing to do are kept for later launches: to make one takes as long as 30 switches
+from .loops import Loops
+from .threads import FULL_MASK, WARP, WORKERS, Block, Cluster
 
 
-class Workers(threading.local):
-    """Greenlets that run the threads of one launch after another; they belong to the CPU's thread that made them."""
-
-    def __init__(self):
-        self.idle = []
-
-    def take(self, hub):
-        """A worker that waits for (scheduler, thread), and ends in the greenlet `hub` if it ends."""
-        if self.idle:
-            worker = self.idle.pop()
-            if worker.parent is not hub:
-                worker.parent = hub
-            return worker
-        worker = greenlet.greenlet(_work, hub)
-        worker.gr_context = contextvars.copy_context()  # NumPy keeps there that overflow is no error
-        return worker
-
-    def shrink(self):
-        """End those that are more than are kept."""
-        while len(self.idle) > KEPT:
-            self.idle.pop().throw(greenlet.GreenletExit)
-
-
-WORKERS = Workers()
-
-
-def _work(scheduler, thread):
-    """Body of a worker greenlet: runs one thread after another."""
-    while True:
-        try:
-            scheduler.body()
-        except greenlet.GreenletExit:
-            return
-        except Exception as error:
-            scheduler.machine.thread_failed(thread, error)
-        scheduler.exit(thread)
-        thread = scheduler.following()
-        if thread is not None and thread.greenlet is None:
-            thread.greenlet = greenlet.getcurrent()
-            continue
-        to, idle = scheduler.hub, scheduler.idle
-        if thread is not None:
-            to, thread.wait = thread.greenlet, None
-        scheduler = thread = None  # what waits for work keeps no launch's memory
-        idle.append(greenlet.getcurrent())
-        del idle
-        scheduler, thread = to.switch()
-
-
-class Dim3:
-    """Three numbers of a launch or of a thread, as a kernel reads them."""
-
-    __slots__ = ("x", "y", "z")
-
-    def __init__(self, x=1, y=1, z=1):
-        self.x, self.y, self.z = x, y, z
-
-    def __iter__(self):
-        return iter((self.x, self.y, self.z))
-
-    def __repr__(self):
-        return f"({self.x}, {self.y}, {self.z})"
-
-
-class Thread:
-    """One GPU thread: where it is, what it has seen (access.py), what it waits for."""
-
-    __slots__ = ("tid", "index", "block", "warp", "lane", "clock", "stamp", "seen", "greenlet", "wait", "done",
-                 "result", "turns", "fenced", "state")
-
-    def __init__(self, tid, index, block):
-        self.tid, self.index, self.block = tid, index, block
-        self.warp, self.lane = tid // WARP, tid % WARP
-        self.clock, self.seen = 1, None
-        self.stamp = (self, 1)  # who and when: one object for all accesses between two barriers
-        self.greenlet = self.wait = self.result = None
-        self.done, self.turns = False, 0
-        self.fenced = 0  # clock at its last fence for the asynchronous proxy
-        self.state = {}  # what asynchronous instructions keep for each thread
-
-    def tick(self, seen):
-        """Advance the clock: what comes now is after all in `seen`, and can be told from what came before."""
-        self.seen = seen
-        self.clock += 1
-        self.stamp = (self, self.clock)
-
-
-class Block:
-    """The threads of one block, its shared memory, and the places where its threads meet."""
-
-    def __init__(self, machine, index, dimensions, cluster, rank):
-        self.machine, self.index, self.cluster, self.rank = machine, index, cluster, rank
-        self.uses = {}  # of its shared memory by other blocks of the cluster: stamp -> (site, in words)
-        self.met = {}  # other block of the cluster -> clocks of its threads at their last barrier
-        x, y, z = dimensions
-        self.threads = [Thread(t, (t % x, t // x % y, t // (x * y)), self) for t in range(x * y * z)]
-        start = [0] * len(self.threads)
-        for thread in self.threads:
-            thread.seen = start
-        self.alive = len(self.threads)
-        self.whole = self.alive % WARP == 0  # whether all its warps have all their lanes
-        self.token = object()  # another one after each barrier of the whole block
-        self.waiting = []  # threads at syncthreads()
-        self.arrived = {}  # other barriers: name -> [(thread, value, frame, combine, count)]
-        self.collectives = {}  # (warp, name, mask) -> {lane: (payload, frame)}
-        self.fenced = False  # whether a thread used an atomic, a fence or a grid barrier
-        self.shared = {}  # where a shared array was made -> (memory, offset, shape, dtype)
-        self.static = self.dynamic = None  # Memory
-        self.state = {}
-
-    def warp_threads(self, warp):
-        return self.threads[warp * WARP:(warp + 1) * WARP]
-
-
-class Cluster:
-    """Blocks that run together and reach each other's shared memory; most clusters are a single block."""
-
-    def __init__(self):
-        self.blocks = []
-        self.offsets = {}  # where a shared array of fixed size was made -> its place in the memory of each block
-        self.waiting, self.relaxed = [], False  # threads at cluster_sync(); whether one of them orders no memory
-
-    def __str__(self):
-        alive = sum(block.alive for block in self.blocks)
-        return f"cluster_sync, which {len(self.waiting)} of the cluster's {alive} threads have reached"
-
-
-class Scheduler:
+class Scheduler(Loops):
     """Runs the blocks of a launch. The emulator's functions call `meet`, `gather`, `wait_until` from within threads."""
 
     def __init__(self, machine, body, dimensions):
+        super().__init__()
         self.machine, self.body, self.dimensions = machine, body, dimensions
         self.hub = greenlet.getcurrent()
         self.idle = WORKERS.idle  # workers without a thread
-        self.awake, self.spinning = [], []
+        self.awake = []
         self.round = iter(())  # of those that were awake, whose turn is still to come
         self.unborn = None  # a thread whose turn it is, for which the hub must make a worker
         self.polls = []  # (thread, condition) of threads in wait_until
@@ -176,8 +35,6 @@ class Scheduler:
         self.blocks = []
         self.total = self.ended = 0  # blocks
         self.grid_arrived = []
-        self._counts = self._state = None  # what tells, in `_spin`, whether anything still happens
-        self._seen, self._rounds = None, 0  # likewise in `_loops_go_on`
 
     # running ----------------------------------------------------------------------------------------------------------
 
@@ -500,89 +357,3 @@ class Scheduler:
             for block in blocks:
                 self.machine.tracer.barrier(block, "cluster_sync", [t for t in threads if t.block is block])
         self.wake(threads)
-
-    # loops that wait --------------------------------------------------------------------------------------------------
-
-    def turn(self, weight):
-        """One turn of a `while` loop of the current thread, counted as `weight` turns; returns True."""
-        thread = self.machine.thread
-        thread.turns += weight
-        if thread.turns >= TURNS:
-            thread.turns = 0
-            self.yield_turn(sys._getframe(2))
-        return True
-
-    def yield_turn(self, frame):
-        """Let all others run before this thread goes on."""
-        thread = self.machine.thread
-        thread.wait = ("loop", "", frame)
-        self.spinning.append(thread)
-        self.give_way()
-
-    def _loop_variables(self):
-        """The numbers that loops work with: a loop whose variables change computes something."""
-        return {thread: [v if v == v else "NaN" for v in thread.wait[2].f_locals.values()
-                         if isinstance(v, (int, float, complex, np.generic))] for thread in self.spinning}
-
-    def _loops_go_on(self):
-        """Whether the loops seem to get on by themselves, so that no other block need start yet."""
-        seen = self.progress, self.machine.stores, self._loop_variables()
-        self._rounds = 0 if self._seen is None else self._rounds + 1
-        going, self._seen = seen != self._seen and self._rounds < ROUNDS, seen
-        if not going:
-            self._seen = None
-        return going
-
-    def _spin(self):
-        """Nobody but threads in loops can run: let them, but not for ever."""
-        now, counts = time.monotonic(), (self.progress, self.machine.stores)
-        if counts != self._counts:
-            self._counts, self._begun = counts, now
-        if self._repeats(now) or now - self._begun > LONGEST * self.machine.patience:
-            self.machine.stuck(self)
-            self.abandon()
-            return
-        self.awake, self.spinning = self.ordered(self.spinning), []
-
-
-    def _repeats(self, now):
-        """Whether the loops go through one state again and again: they wait, or one of them forgot its next index.
-
-        Looked at twice, half the patience between: no variable of a loop and no byte that it can read has changed.
-        """
-        state = self.progress, self._loop_variables()
-        if state != self._state:
-            self._state, self._contents, self._looked = state, None, now
-        elif now - self._looked > self.machine.patience / 2:
-            before, self._contents, self._looked = self._contents, self._all_contents(), now
-            return before == self._contents
-        return False
-
-    def _all_contents(self):
-        """What threads in loops can read: the arrays of the launch, those of their blocks and their own."""
-        known = {}  # id of a Memory, which many threads see -> its checksum
-        found = {None: [contents(memory, known) for memory in self.machine._memories.values()]}
-        for thread in self.spinning:
-            values = list(thread.block.shared.values())
-            frame = thread.wait[2]
-            while frame is not None and "__emulated__" in frame.f_globals:
-                values += leaves(frame.f_locals.values())
-                frame = frame.f_back
-            found[thread] = [contents(value, known) for value in values]
-        return found
-
-
-def contents(value, known):
-    """What tells whether a kernel's variable has changed: a checksum of an array's bytes, or the number that it is."""
-    if value.__class__ in (Record, PlainRecord):
-        value = value._array if value.__class__ is Record else np.asarray(value._data)
-    if value.__class__ in (IntegerArray, RecordArray):
-        value = value.data
-    memory = value.memory if value.__class__ is CheckedArray else value
-    if memory.__class__ is Memory:
-        if id(memory) not in known:
-            known[id(memory)] = zlib.crc32(memory.bytes)
-        return known[id(memory)]
-    if isinstance(value, np.ndarray):
-        return zlib.crc32(value.tobytes())
-    return repr(value) if isinstance(value, (int, float, complex, np.generic)) else None

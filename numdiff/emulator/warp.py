@@ -7,7 +7,7 @@ from a missing lane is undefined, and reported.
 """
 import sys
 
-from .schedule import FULL_MASK
+from .threads import FULL_MASK
 from .values import Int32, UInt32
 
 

@@ -8,7 +8,7 @@ from .arrays import CheckedArray
 from .fragments import LANES, fragment_c_m16n8, matrix_8x8, matrix_8x8_transposed
 from .group_copies import shared_range
 from .memory import POISON
-from .schedule import FULL_MASK
+from .threads import FULL_MASK
 from .values import UInt32
 
 FLOAT32 = np.dtype(np.float32)
