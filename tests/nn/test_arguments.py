@@ -52,7 +52,7 @@ def test_what_is_said_of_an_array():
 
 
 def test_types_are_looked_at_once(monkeypatch):
-    """An earlier call of these types passed; one of others is looked at, and so is each list."""
+    """An earlier call of these types passed; one of others is looked at, and so are layers that are not Parameters."""
     looked = []
     monkeypatch.setattr("numdiff.nn.functional.arguments._check", lambda name, *_: looked.append(name))
 
@@ -63,7 +63,8 @@ def test_types_are_looked_at_once(monkeypatch):
         return x
 
     for function, calls in ((checked(operation), [(TENSOR,), (TENSOR,), (TENSOR, None), (TENSOR, TENSOR)]),
-                            (checked(listed), [(TENSOR, []), (TENSOR, [])])):
+                            (checked(listed), [(TENSOR, [(PARAMETER, PARAMETER)]), (TENSOR, [(PARAMETER,) * 2] * 3),
+                                               (TENSOR, [(PARAMETER, ARRAY)])])):
         for given in calls:
             assert function(*given) is TENSOR
     assert looked == ["operation"] * 3 + ["listed"] * 2

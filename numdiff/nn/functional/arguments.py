@@ -5,8 +5,8 @@ backward pass, or not at all.
 """
 import functools
 import inspect
+import itertools
 import typing
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,22 +19,26 @@ REMEDIES = {Tensor: "give Tensor({})", Parameter: "give one of a layer, or make 
 
 def checked(function):
     """`function`, which refuses an argument of the wrong kind with a `TypeError`. It remembers which types it has seen,
-    and so takes less than a microsecond longer; sequences are looked into each time."""
+    and so takes a third of a microsecond longer; only layers, [(weight, bias)], are looked at each time."""
     signature = inspect.signature(function)
     kinds = {name: kind for name, parameter in signature.parameters.items() if (kind := _kind(parameter.annotation))}
-    remembers = not any(typing.get_origin(signature.parameters[name].annotation) is Sequence for name in kinds)
+    place = next((place for place, name in enumerate(signature.parameters) if name == "layers"), None)
     seen = set()
 
     @functools.wraps(function)
     def call(*given, **named):
         types = (*map(type, given), *named, *map(type, named.values())) if named else (*map(type, given),)
-        if types not in seen:
+        if types not in seen or place is not None and not _are_layers(
+                given[place] if place < len(given) else named["layers"]):
             _check(function.__name__, signature, kinds, given, named)
-            if remembers:
-                seen.add(types)
+            seen.add(types)
         return function(*given, **named)
 
     return call
+
+
+def _are_layers(layers):
+    return {*map(type, itertools.chain.from_iterable(layers))} == {Parameter}
 
 
 def _kind(annotation):
