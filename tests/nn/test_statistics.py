@@ -9,25 +9,18 @@ from numdiff.device import download, upload
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
+from numdiff.nn.tensor import Parameter
 from tests.conftest import exhaustive
 
 CHANNELS, GROUPS = 8, 4
 
 
-class Weight:
-    """A parameter in both types, with a gradient."""
-
-    frozen = False
-
-    def __init__(self, array, backend):
-        self.half, self.data = (upload(array.astype(kind), backend) for kind in (np.float16, np.float32))
-        self.grad, self.shape = upload(np.zeros(array.shape, np.float32), backend), array.shape
-
-    def like(self, x):
-        return self.half
-
-    def grad_to_fill(self):
-        return self.grad, True
+def parameter(array, backend):
+    """One in both types, with a gradient."""
+    made = Parameter(array.shape, None)
+    made.half, made.data = (upload(array.astype(kind), backend) for kind in (np.float16, np.float32))
+    made.grad = upload(np.zeros(array.shape, np.float32), backend)
+    return made
 
 
 class Block:
@@ -37,7 +30,7 @@ class Block:
 
     def __init__(self, rng, backend):
         def weight(*shape):
-            return Weight(0.3 * rng.standard_normal(shape), backend)
+            return parameter(0.3 * rng.standard_normal(shape), backend)
         self.weight, self.scale, self.shift = weight(CHANNELS, 3, 3, CHANNELS), weight(CHANNELS), weight(CHANNELS)
 
     def forward(self, x):
