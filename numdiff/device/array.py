@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from ..emulator.values import leaves
+from ..errors import UsageError
 
 POISON = 0xFF  # every byte: NaN as float16, float32 and float64, -1 as an integer
 _poison = False
@@ -175,7 +176,10 @@ def launch(kernel, grid, block, *args, shared=0, cluster=1):
     cluster: how many blocks, neighbours along x, y and z of the grid, run together and reach each other's shared memory
     (cluster.py): an int or a tuple as for the grid, which it must divide; up to 8 in all, from capability 9.0 on
     """
-    backend = next(a.backend for a in leaves(args) if isinstance(a, DeviceArray))
+    backend = next((a.backend for a in leaves(args) if isinstance(a, DeviceArray)), None)
+    if backend is None:
+        raise UsageError("launch runs kernels over device arrays, and none was given: make them with upload(array, "
+                         'get_backend("emulator")), or "cuda" for a GPU.')
     backend.launch(kernel, grid, block, args, shared, cluster)
 
 
