@@ -68,7 +68,7 @@ def convert(source, target, weights, image_size, num_head_channels, num_heads, n
     numdiff convert 64x64_diffusion.pt imagenet64.h5 --image-size 64 --num-head-channels 64 \\
         --attention-order new --schedule cosine
     numdiff convert model_100000.bin unet-cu.h5
-    numdiff convert runs/00000-unet64 weights.safetensors
+    numdiff convert runs/00000-unet-unet64 weights.safetensors
     """
     from numdiff.settings import as_options
     from numdiff.training.model_files import convert as convert_model

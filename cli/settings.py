@@ -103,7 +103,7 @@ def kind_command(kind, command, *names, options=(), run):
 
     for option in reversed(options):
         callback = option(callback)
-    callback = settings(*names, model=kind.name)(callback)
+    callback = settings(*names, model=kind.name, emoji=command == "train")(callback)
     return click.command(kind.name, cls=GroupedCommand, help=kind.say(command))(callback)
 
 
@@ -124,16 +124,17 @@ def classes_by_number(model, given):
     return {**given, "classes": None, "num_classes": int(names[0])}
 
 
-def settings(*names, model=None):
+def settings(*names, model=None, emoji=False):
     """Decorator: an option for each of the named settings (default: all of the model's). An option that was not given
-    is None. model: the kind whose defaults help tells; None: those that all kinds share."""
+    is None. model: the kind whose defaults help tells; None: those that all kinds share; emoji: help tells, too, what
+    the presets have where the dataset is the default one."""
     def decorate(command):
         for name in reversed(names or settings_of(model)):
             line = table(model)[name]
             if line.switch:
                 command = click.option(f"--no-{flag(name)[2:]}", f"no_{name}", is_flag=True, is_eager=True, hidden=True,
                                        expose_value=False, callback=_note)(command)
-            command = click.option(*_declaration(line), name, cls=Setting, **_attributes(line, model))(command)
+            command = click.option(*_declaration(line), name, cls=Setting, **_attributes(line, model, emoji))(command)
         return command
     return decorate
 
@@ -145,8 +146,9 @@ def _declaration(line):
     return [f"{yes}/--no-{yes[2:]}" if line.kind is bool else yes]
 
 
-def _attributes(line, model):
-    common = {"heading": line.group, "default": None, "help": _help(line, model)}
+def _attributes(line, model, emoji=False):
+    told = _help(line, model) + (_of_emoji(line, model) if emoji else "")
+    common = {"heading": line.group, "default": None, "help": told}
     if line.name == "preset":
         return {**common, "type": click.Choice(tuple(kinds.get(model).presets))}
     if line.kind is bool:
@@ -195,6 +197,13 @@ def _help(line, model):
         told = "; ".join(f"{preset}: {text(value)}" for preset, value in values if value is not None)
         return f"{line.help}  [{told}]"
     return line.help + ("" if values[0][1] is None else f"  [default: {text(values[0][1])}]")
+
+
+def _of_emoji(line, model):
+    """What help adds where presets have another value with the default dataset."""
+    told = [f"{preset}: {text(given[line.name])}" for preset, given in kinds.get(model).emoji.items()
+            if line.name in given]
+    return f"  [on the emoji {'; '.join(told)}]" if told else ""
 
 
 def text(value):

@@ -9,6 +9,12 @@ class Group(click.Group):
 
     group_class = type  # of its sub-groups
 
+    def format_commands(self, ctx, formatter):
+        """Each subcommand with its first sentence, which click would cut off at the end of a line."""
+        named = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in named])
+
     def resolve_command(self, ctx, args):
         name = str(args[0])
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing and not name.startswith("-"):

@@ -37,6 +37,19 @@ def test_help(command):
     assert result.exit_code == 0 and result.output.startswith("Usage: ")
 
 
+@pytest.mark.parametrize("command", ["data", "kernels", "bench", "bench quality", "compile", "profile"])
+def test_a_groups_help_tells_whole_sentences(command):
+    text = run(*command.split(), "--help").output.partition("Commands:\n")[2]
+    assert text.rstrip().endswith(".") and "..." not in text
+
+
+@pytest.mark.parametrize("model, told", [("unet", "[on the emoji tiny: yes; unet64: yes]"),
+                                         ("dit", "[on the emoji tiny: Smileys & Emotion,Food & Drink,Flags")])
+def test_the_help_tells_what_the_emoji_are_trained_with(model, told):
+    assert told in " ".join(run("train", model, "--help").output.split())
+    assert "on the emoji" not in run("bench", "quality", model, "--help").output
+
+
 @needs("full")
 @pytest.mark.parametrize("given", ["--help", "--version"])
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
