@@ -1,4 +1,6 @@
 """`numdiff convert`: weights of other programs to numdiff's model files, and back."""
+import os
+
 import click
 
 from .output import echo
@@ -7,6 +9,8 @@ from .output import echo
 @click.command("convert", no_args_is_help=True)
 @click.argument("source", type=click.Path(), metavar="IN")
 @click.argument("target", type=click.Path(), metavar="OUT")
+@click.option("--outdir", metavar="DIR", default="runs", show_default=True,
+              help="Folder in which run numbers are looked up.")
 @click.option("--weights", type=click.Choice(["ema", "raw"]),
               help="Which weights to take if IN holds both: averaged, or as trained.  [default: ema]")
 @click.option("--image-size", type=click.IntRange(1, 4096), metavar="PX", help="Side of the images of the model.")
@@ -47,16 +51,16 @@ from .output import echo
 @click.option("--conv-resample", is_flag=True,
               help="Write the pooling and repetition of a UNet as convolutions that do the same; guided-diffusion's "
                    "scripts need these.")
-def convert(source, target, weights, image_size, num_head_channels, num_heads, num_heads_upsample, num_classes,
+def convert(source, target, outdir, weights, image_size, num_head_channels, num_heads, num_heads_upsample, num_classes,
             rope, sla_topk, attention_order, max_period, diffusion_steps, schedule, path, prediction, rescale_timesteps,
             conv_resample):
     """Write the weights in IN as OUT.
 
     IN is a state dict of guided-diffusion's UNet, of the public DiT, of SiT or of LightningDiT (.pt of torch.save, bare
-    or a training checkpoint; .npz or .safetensors), unet.cu's .bin, or a numdiff checkpoint or run folder. A .pt is
-    read without PyTorch, and nothing in it is run. OUT ends in .h5 for a numdiff model file (`numdiff sample` takes
-    it), or in .npz or .safetensors for the public names and PyTorch's layout; without a suffix it is a folder in
-    diffusers' layout (DiT only).
+    or a training checkpoint; .npz or .safetensors), unet.cu's .bin, or a numdiff checkpoint or run (its folder, number,
+    or `auto`: the newest). A .pt is read without PyTorch, and nothing in it is run. OUT ends in .h5 for a numdiff
+    model file (`numdiff sample` takes it), or in .npz or .safetensors for the public names and PyTorch's layout;
+    without a suffix it is a folder in diffusers' layout (DiT only).
 
     The sizes of the model follow from the weights. Unless IN is unet.cu's or numdiff's own, you must give what weights
     do not show: the image size and the attention heads; for a DiT only the image size, and only if IN has no pos_embed.
@@ -72,10 +76,13 @@ def convert(source, target, weights, image_size, num_head_channels, num_heads, n
     """
     from numdiff.settings import as_options
     from numdiff.training.model_files import convert as convert_model
+    from numdiff.training.sampling import find_model
 
     diffusion = {"steps": diffusion_steps, "schedule": schedule, "path": path, "prediction": prediction,
                  "rescale_timesteps": rescale_timesteps}
     with as_options():
+        if not os.path.exists(source) and (source == "auto" or source.isdecimal()):
+            source = find_model(source, outdir, echo)
         result = convert_model(source, target, weights, diffusion, conv_resample,
                                image_size=image_size, num_head_channels=num_head_channels, num_heads=num_heads,
                                num_heads_upsample=num_heads_upsample, num_classes=num_classes,

@@ -103,11 +103,12 @@ def draw_bars(axes, values, unit, best=None):
     axes.set_xlim(0, 1.14 * max([*numbers, best[1] if best else 0, 1e-30]))
 
 
-def curves(path, series, x, y, title="", log_x=False, log_y=False, levels=()):
+def curves(path, series, x, y, title="", log_x=False, log_y=False, levels=None):
     """One line a name, with a point at each value: for example a Fréchet distance against time.
 
     series: {name: (xs, ys)} of sequences of equal length; x, y: names of the axes with their units; log_x, log_y:
-    logarithmic axes, which leave out what is not above zero; levels: values of y to compare with, drawn as dashed lines
+    logarithmic axes, which leave out what is not above zero; levels: {name: value of y to compare with}, drawn as
+    dashed lines
     """
     with Plot(path, title, x, y) as axes:
         axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")  # so that margins are, too
@@ -115,9 +116,9 @@ def curves(path, series, x, y, title="", log_x=False, log_y=False, levels=()):
             xs, ys = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
             shown = np.isfinite(xs) & np.isfinite(ys) & (xs > 0 if log_x else True) & (ys > 0 if log_y else True)
             axes.plot(xs[shown], ys[shown], color=colour, marker=marker, markersize=4.5, linewidth=1.6, label=name)
-        for level in levels:
+        for name, level in (levels or {}).items():
             axes.axhline(level, color=GREY, linewidth=1, linestyle=(0, (5, 3)))
-            axes.annotate(f"{level:g}", (0, level), (4, 3), xycoords=("axes fraction", "data"),
+            axes.annotate(name, (0, level), (4, 3), xycoords=("axes fraction", "data"),
                           textcoords="offset points", color=GREY, fontsize=9)
         for way, wanted in (("x", log_x), ("y", log_y)):
             if wanted:

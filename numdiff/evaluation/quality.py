@@ -273,6 +273,7 @@ def draw(path, record, title):
     points = record["points"]
     seconds = [point["seconds"] for point in points]
     series = {name: (seconds, [point[key] for point in points])
-              for name, key in (("spatial", "spatial_frechet_distance"), ("Fréchet", "frechet_distance"))}
-    curves(path, series, "seconds of training", "Fréchet distance, random-conv-1", title, log_y=True,
-           levels=[row["target"] for row in record["targets"]])
+              for name, key in (("spatial Fréchet distance", "spatial_frechet_distance"),
+                                ("Fréchet distance", "frechet_distance"))}
+    curves(path, series, "seconds of training", f"distance, {record['extractor']}", title, log_y=True,
+           levels={f"target {row['target']:g}": row["target"] for row in record["targets"]})

@@ -164,7 +164,8 @@ class Reporter:
             values.append(f"MFU {record['mfu']:.1%}")
         elif "tflops" in record:
             values.append(f"{record['tflops']:.3g} TFLOP/s")
-        values.append(f"ETA {duration((self.steps - record['step']) * self._seconds)}")
+        if self._reports > 1:  # the first report's steps, some of which compile kernels, would foretell too much
+            values.append(f"ETA {duration((self.steps - record['step']) * self._seconds)}")
         width = len(str(self.steps))
         self._output(f"step {record['step']:{width}d}/{self.steps}  " + "  ".join(values))
 

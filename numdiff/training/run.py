@@ -154,7 +154,10 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
             communicator.first(prepare_resumed, options, run_dir, trainer.step)
         communicator.log_to(pathlib.Path(run_dir, "watchdog.log").absolute())
         _train(options, trainer, previews, pathlib.Path(run_dir), echo)
-    echo(f"done      {sample_path(run_dir, trainer.step) if draws(options, model) else run_dir}")
+    pictures = draws(options, model)
+    if pictures and _columns(model) == len(dataset.classes) > 1:
+        echo(f"columns   {', '.join(dataset.classes)}")
+    echo(f"done      {sample_path(run_dir, trainer.step) if pictures else run_dir}")
     return run_dir
 
 
@@ -447,7 +450,11 @@ def lacks_pictures(options, model, run_dir):
     return not curve.exists() or (stats.exists() and curve.stat().st_mtime_ns < stats.stat().st_mtime_ns)
 
 
+def _columns(model):
+    """How many columns a grid has, one a class; None where there are none, or too many."""
+    return model.num_classes if model.num_classes and model.num_classes <= 12 else None
+
+
 def sample_grid(model, images):
     """A picture of images."""
-    columns = model.num_classes if model.num_classes and model.num_classes <= 12 else None  # a column a class
-    return image_grid(images, columns, zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1)
+    return image_grid(images, _columns(model), zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1)

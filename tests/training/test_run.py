@@ -94,9 +94,8 @@ def test_a_run_of_another_objective_is_sampled_converted_and_resumed(tmp_path, o
     model = numdiff.load(folder, device="cpu")
     assert {k: v for k, v in objective.items() if k != "sampler"}.items() <= model.diffusion.items()
     images = numdiff.sample(model, count=2, steps=3, sampler="heun")
-    for name in ("model.h5", "weights.npz", "again.h5"):
-        source = tmp_path / "weights.npz" if name == "again.h5" else folder
-        result = CliRunner().invoke(main, ["convert", str(source), str(tmp_path / name)])
+    for source, name in (("auto", "model.h5"), ("0", "weights.npz"), (str(tmp_path / "weights.npz"), "again.h5")):
+        result = CliRunner().invoke(main, ["convert", source, str(tmp_path / name), "--outdir", str(tmp_path / "runs")])
         assert result.exit_code == 0, result.output
     for name in ("model.h5", "again.h5"):
         again = numdiff.load(tmp_path / name, device="cpu")
@@ -372,8 +371,8 @@ def test_grids_are_drawn_with_guidance(tmp_path, monkeypatch):
     monkeypatch.setattr(previews, "Sampling", lambda *a, **more: (
         asked.append((more["cfg_scale"], more["cfg_interval"])) or sampling(*a, **more)))
     how = {"class_cond": True, "class_dropout": 0.5, "cfg_scale": 2.0, "sample_count": 1}
-    run(tmp_path, 2, cfg_interval=(0.3, 1e3), **how)
-    assert asked == [(2.0, (0.3, 1e3))]
+    _, lines = run(tmp_path, 2, cfg_interval=(0.3, 1e3), classes=("Flags", "Activities"), **how)
+    assert asked == [(2.0, (0.3, 1e3))] and lines[-2] == "columns   Activities, Flags"
     with pytest.raises(UsageError, match="holds none of the noise levels"):  # before there is a run folder
         run(tmp_path / "none", 2, cfg_interval=(1e5, 1e6), **how)
     assert not (tmp_path / "none").exists()
