@@ -71,8 +71,9 @@ class Diffusion:
         "v" = √ᾱ·eps - √(1-ᾱ)·x_0 (Salimans and Ho 2022, arXiv:2202.00512, appendix D; of other paths a·eps - s·x_0),
         "flow" = eps - x_0, or "edm", the network F of EDM, for the path edm alone. None: eps, flow or edm, by the path
     loss: what the squared error is of, one of these; None: of what is predicted. "flow" with the prediction "x_0" is
-        JiT's: of (x_t - x_0) / t, t from below no less than 0.05. min_snr_gamma: instead, the error of x_0 times
-        min(SNR, γ) (Hang et al. 2023, arXiv:2303.09556), whatever is predicted
+        JiT's: of (x_t - x_0) / t, t from below no less than 0.05; what other pairs divide by is bounded likewise
+        (kernels/diffusion/levels.py). min_snr_gamma: instead, the error of x_0 times min(SNR, γ) (Hang et al. 2023,
+        arXiv:2303.09556), whatever is predicted
     timestep_scale: the model sees timestep t as t · timestep_scale; 1000 / T is `rescale_timesteps` of
         improved-diffusion and guided-diffusion (the first's default), and 1000 that of the path linear
     time_sampling: of the path linear, how t is drawn in training: "uniform" or "logit-normal"

@@ -239,6 +239,11 @@ def parse_record(line):
 
 # Pictures -------------------------------------------------------------------------------------------------------------
 
+def columns_of(model):
+    """How many columns a grid has, one a class; None where there are no classes, or too many."""
+    return model.num_classes if model.num_classes and model.num_classes <= 12 else None
+
+
 def image_grid(images, columns=None, gap=2, zoom=1, background=255):
     """One picture of uint8 images (N, H, W, C): row by row in `columns` columns (default: about square).
 

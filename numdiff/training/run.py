@@ -66,7 +66,7 @@ from .plan import plan_run
 from .post_hoc_ema import save_snapshot, set_aside_snapshots, snapshot_every
 from .precision import SCALES_LOSS
 from .previews import Previews, draws, told_by
-from .report import STATS, Output, Reporter, image_grid, read_stats, save_png
+from .report import STATS, Output, Reporter, columns_of, image_grid, read_stats, save_png
 from .run_folder import create_run, find_resume, lock_run, sample_path
 
 SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
@@ -155,7 +155,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
         communicator.log_to(pathlib.Path(run_dir, "watchdog.log").absolute())
         _train(options, trainer, previews, pathlib.Path(run_dir), echo)
     pictures = draws(options, model)
-    if pictures and _columns(model) == len(dataset.classes) > 1:
+    if pictures and columns_of(model) == len(dataset.classes) > 1:
         echo(f"columns   {', '.join(dataset.classes)}")
     echo(f"done      {sample_path(run_dir, trainer.step) if pictures else run_dir}")
     return run_dir
@@ -450,11 +450,6 @@ def lacks_pictures(options, model, run_dir):
     return not curve.exists() or (stats.exists() and curve.stat().st_mtime_ns < stats.stat().st_mtime_ns)
 
 
-def _columns(model):
-    """How many columns a grid has, one a class; None where there are none, or too many."""
-    return model.num_classes if model.num_classes and model.num_classes <= 12 else None
-
-
 def sample_grid(model, images):
     """A picture of images."""
-    return image_grid(images, _columns(model), zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1)
+    return image_grid(images, columns_of(model), zoom=max(1, 128 // images.shape[1]) if images.shape[1] < 64 else 1)

@@ -21,7 +21,7 @@ from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
 from .model_files import load
 from .options import resolve_device
-from .report import image_grid, save_png
+from .report import columns_of, image_grid, save_png
 from .run_folder import OPTIONS, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file
 
@@ -295,8 +295,7 @@ def _columns(sampling, labels):
     square."""
     if sampling.slerp:
         return sampling.slerp
-    classes = sampling.model.num_classes
-    return classes if classes and classes <= 12 and labels is None else None
+    return columns_of(sampling.model) if labels is None else None
 
 
 def _watch(frames):
