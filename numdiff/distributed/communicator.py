@@ -312,9 +312,10 @@ class Communicator(Alone):
         try:
             return function(*arguments), None
         except Exception as error:
-            if not isinstance(error, (NumdiffError, OSError, MemoryError)):
+            library = failed_library(error)
+            if not (library or isinstance(error, (NumdiffError, OSError, MemoryError))):
                 traceback.print_exc()  # a bug: whoever fixes it needs to see where
-            return None, (sentence(error), getattr(error, "exit_code", 1))
+            return None, (f"{library}." if library else sentence(error), getattr(error, "exit_code", 1))
 
     def check_options(self, options):
         rows = self.gather(options)
@@ -389,23 +390,28 @@ class Communicator(Alone):
         except BaseException as error:
             if self._job > 1 or is_clean(error):
                 raise
-            agreed = isinstance(error, AgreedError) or self._all_fail()
-            if not agreed:
+            if not isinstance(error, AgreedError) and not self._all_fail():
                 self._abort(error)
             self._leave()
             if self.rank > 0:
                 raise SystemExit(exit_code(error)) from None
+            if failed_library(error):
+                raise NumdiffError(sentence(error)) from error
             raise
         finally:
             self._job -= 1
 
     def _all_fail(self):
         """Whether every rank gets here within GRACE seconds: then all have met the same error."""
-        request, deadline = self._alarm.Ibarrier(), time.perf_counter() + GRACE
-        while not request.Test():
-            if time.perf_counter() > deadline:
-                return False
-            time.sleep(0.01)
+        deadline = time.perf_counter() + GRACE
+        try:
+            request = self._alarm.Ibarrier()
+            while not request.Test():
+                if time.perf_counter() > deadline:
+                    return False
+                time.sleep(0.01)
+        except self.MPI.Exception:  # nothing arrives any longer
+            return False
         return True
 
     def _leave(self):
@@ -423,7 +429,7 @@ class Communicator(Alone):
     def _abort(self, error):
         """Say what failed on this rank, and end all ranks."""
         expected = isinstance(error, (OSError, MemoryError, KeyboardInterrupt, SystemExit))
-        if not (expected or hasattr(error, "exit_code")):
+        if not (expected or hasattr(error, "exit_code") or failed_library(error)):
             traceback.print_exception(error)
         print(f"Error: rank {self.rank} of {self.size} failed: {sentence(error)}", file=sys.stderr, flush=True)
         sys.stdout.flush()
@@ -445,8 +451,20 @@ def is_clean(error):
     return getattr(error, "code" if isinstance(error, SystemExit) else "exit_code", 1) in (0, None)
 
 
+def failed_library(error):
+    """Which of the libraries between the ranks an error is from, and what it says: the network has failed, say; or
+    None. Of MPICH's stack of calls the last line has the reason."""
+    library = {"mpi4py": "MPI", "nccl": "NCCL"}.get(type(error).__module__.partition(".")[0])
+    first, _, rest = str(error).partition(", error stack:")
+    reason = f"{first}: {rest.strip().splitlines()[-1].rpartition('): ')[2]}" if rest.strip() else first
+    return library and f"{library} failed ({' '.join(reason.split())})"
+
+
 def sentence(error):
     """An error in one line."""
+    if library := failed_library(error):
+        return (f"{library}, so the job ends; go on from its last checkpoint with --resume, on GPUs with another "
+                "--transport if this repeats.")
     if hasattr(error, "exit_code"):  # numdiff's own, and those of the command line
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:

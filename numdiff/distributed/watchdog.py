@@ -249,6 +249,8 @@ def sentence(why, ranks, rank, size, timeout):
                 if rank == 0 or ranks == [0] and rank == 1 else None)
     slow = "raise --rank-timeout if it was only slow"
     me = f"Error: rank {rank} of {size}, {progress.doing}{place()},"
+    if why == "silent" and rank in ranks:
+        return f"{me} was not heard for {timeout:g} s (it was stopped, or cut off from the others), {go_on}"
     if why == "silent":
         return (f"{me} waits for {who}, of which nothing has been heard for {timeout:g} s (stopped, or on a host that "
                 f"cannot be reached), {go_on}")

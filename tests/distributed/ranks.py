@@ -374,6 +374,26 @@ def fault(folder):
     endless(folder)
 
 
+def unreachable(folder, ranks=(1,)):
+    """MPI refuses the fourth step's sums on these ranks."""
+    from numdiff.distributed.mpi_exchange import MpiExchange
+    begin, steps = MpiExchange.begin, []
+
+    def fails(self, records):
+        steps.append(1)
+        if self.rank in ranks and len(steps) == 4:
+            self.comm = self.MPI.COMM_NULL
+        begin(self, records)
+
+    MpiExchange.begin = fails
+    distributed.GRACE = 1.0
+    endless(folder)
+
+
+def unreachable_all(folder):
+    unreachable(folder, (0, 1))
+
+
 def overflow(folder):
     """A learning rate that ends all in NaN, on every rank in the same step."""
     train(resolve({**OPTIONS, "outdir": str(folder), "steps": 20, "learning_rate": 1e30, "warmup_steps": 0,

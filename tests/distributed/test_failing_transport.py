@@ -1,0 +1,63 @@
+"""A transport that fails in the middle of a run: one sentence, and the last checkpoint stays."""
+import time
+import types
+
+import pytest
+
+from numdiff.distributed import communicator, exchange, watchdog
+from numdiff.errors import NumdiffError
+from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
+from tests.conftest import exhaustively, needs
+from tests.distributed.test_distributed import on_threads, run, task
+
+GO_ON = ("so the job ends; go on from its last checkpoint with --resume, on GPUs with another --transport if this "
+         "repeats.")
+
+
+@needs("mpi")
+@pytest.mark.parametrize("name, who", [("unreachable", "Error: rank 1 of 2 failed: "),
+                                       *exhaustively(("unreachable_all", '{"error": "'))])
+def test_sums_that_mpi_refuses_end_the_job_with_a_sentence(tmp_path, name, who):
+    started = time.time()
+    result = run(task(2, name, tmp_path))
+    assert result.returncode != 0 and time.time() - started < 60
+    said = [line.strip('"}') for line in result.stderr.splitlines() if "MPI failed (" in line]
+    assert len(said) == 1 and said[0].startswith(f"{who}MPI failed (") and said[0].endswith(f"), {GO_ON}"), said
+    assert "ommunicator" in said[0] and len(said[0]) < 250  # what was wrong
+    assert "Traceback" not in result.stderr
+    assert load_checkpoint(newest_checkpoint(next((tmp_path / "runs").iterdir())))[1]["step"] >= 2
+
+
+def test_errors_of_nccl_are_said_like_those_of_mpi():
+    error = type("NcclError", (Exception,), {"__module__": "nccl.core.errors"})("unhandled system\nerror")
+    assert communicator.sentence(error) == f"NCCL failed (unhandled system error), {GO_ON}"
+    assert communicator.failed_library(ValueError("nccl")) is None
+
+
+def test_of_a_stack_of_calls_the_reason_is_said():
+    error = type("Exception", (RuntimeError,), {"__module__": "mpi4py.MPI"})(
+        "Other MPI error, error stack:\ninternal_Barrier(84): MPI_Barrier(comm=0x84) failed\n"
+        "MPIDI_recv(12): Connection reset\n")
+    assert communicator.failed_library(error) == "MPI failed (Other MPI error: Connection reset)"
+
+
+def test_a_gpu_that_waited_in_vain_is_named_at_the_next_report(monkeypatch):
+    def body(ranks, gradient):
+        peer = exchange.PeerExchange(ranks, types.SimpleNamespace(grad=gradient))
+        peer.check()
+        peer.status[0] = 2  # what the barrier's kernel leaves where rank 1 has not come
+        try:
+            peer.check()
+        except NumdiffError as error:
+            return str(error)
+
+    for rank, text in enumerate(on_threads(2, monkeypatch, body)):
+        assert text == (f"the GPU of rank {rank} waited 600 s for that of rank 1 in vain; if it repeats, use "
+                        "--transport mpi.")
+
+
+def test_a_rank_that_was_stopped_says_so_of_itself():
+    said = [watchdog.sentence("silent", [1], rank, 2, 20) for rank in range(2)]
+    assert "waits for rank 1, of which nothing has been heard for 20 s" in said[0]
+    assert "rank 1 of 2" in said[1] and "was not heard for 20 s (it was stopped, or cut off" in said[1]
+    assert "waits for" not in said[1]
