@@ -1,4 +1,4 @@
-"""Tensor maps: what TMA must know about an array, made on the host (see tma.py, emulator/tma.py).
+"""Tensor maps: what TMA must know about an array, made on the host (see tma.py, emulator/tensor_map.py).
 
     map_x = tensor_map(x, box=(64, 128))            # x (rows, 64·n): boxes of 128 rows by 64 columns
 
@@ -13,7 +13,7 @@ import ctypes
 
 import numpy as np
 
-from ..emulator import tma
+from ..emulator import tensor_map as emulated
 from .array import DeviceArray, lasting, upload
 
 _TYPES = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "float32": "FLOAT32", "float64": "FLOAT64", "uint8": "UINT8",
@@ -32,7 +32,7 @@ def tensor_map(array, box, swizzle=128, dims=None, strides=None):
     Raises `LaunchRefused` for what the hardware cannot copy.
     """
     if not isinstance(array, DeviceArray):
-        return tma.tensor_map(array, box, swizzle, dims, strides)
+        return emulated.tensor_map(array, box, swizzle, dims, strides)
     backend = array.backend
     if backend.name != "emulator":  # whose maps name the memory itself, not its address
         address = backend.pointer(array) if hasattr(backend, "pointer") else 0
@@ -40,12 +40,12 @@ def tensor_map(array, box, swizzle=128, dims=None, strides=None):
                strides and tuple(strides))
         kept = _kept.get(key)
         if kept is None:
-            made = tma.map_of(None, 0, array.shape, array.dtype, box, swizzle, dims, strides, address)
+            made = emulated.map_of(None, 0, array.shape, array.dtype, box, swizzle, dims, strides, address)
             with lasting(backend):
                 kept = upload(_encode(made, array.dtype, backend) if address else made.descriptor(), backend)
             kept = _kept.setdefault(key, kept)  # of two threads that made one, both use the first, which stays
         return kept
-    made = tma.map_of(array.memory, array.offset, array.shape, array.dtype, box, swizzle, dims, strides)
+    made = emulated.map_of(array.memory, array.offset, array.shape, array.dtype, box, swizzle, dims, strides)
     return upload(made.descriptor(), backend)
 
 

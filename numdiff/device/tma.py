@@ -17,7 +17,7 @@ import functools
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from ..emulator import tma, twin
+from ..emulator import tensor_map, tma, twin
 from ..emulator.memory import GLOBAL
 from .inline_ptx import I32, I64, element_pointer, emit, require_contiguous, statement
 
@@ -275,4 +275,4 @@ def tma_prefetch(typingctx, descriptor):
 
 @twin(tma_prefetch)
 def _tma_prefetch(machine, descriptor):
-    tma.map_from(machine, descriptor)
+    tensor_map.map_from(machine, descriptor)

@@ -17,7 +17,7 @@ import numpy as np
 from . import fragments as layouts
 from .counts import BANKS, WORD, count_wavefronts
 from .drawing import COLOURS, FAULT, GRID, INK, PALE, Picture
-from .tma import CHUNK, swizzled
+from .tensor_map import CHUNK, swizzled
 from .warp_matrix import bfloat16_of_words, float16_of_words, tf32_of_words
 from .wgmma import accumulator_place
 

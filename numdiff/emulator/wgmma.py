@@ -21,7 +21,7 @@ the row, along the other dimension:
     MN-major, swizzled    k % 8 · S + k // 8 · SBO + c % (S / 16) · 16 + c // (S / 16) · LBO     chunks along m or n
     MN-major, none        k % 8 · 16 + k // 8 · LBO + c · SBO
 
-and the swizzle then xors bits of the resulting address, as TMA's does (tma.py).
+and the swizzle then xors bits of the resulting address, as TMA's does (tensor_map.py).
 
 REGISTERS. `accumulator_place` and `a_fragment_place` say which element of D and A lies in which register of which
 thread.
@@ -41,7 +41,7 @@ import numpy as np
 from .arrays import CheckedArray
 from .asynchronous import Completion, Pending, Pieces, Watch
 from .faults import Unsupported
-from .tma import CHUNK, SWIZZLES
+from .tensor_map import CHUNK, SWIZZLES
 from .warp_matrix import e4m3_of_words, float16_of_words
 
 WARPGROUP, M, K = 128, 64, 16

@@ -20,7 +20,6 @@ from numdiff.device.mbarrier import (
 from numdiff.device.ptx import PtxDevice
 from numdiff.device.tensor_map import tensor_map
 from numdiff.device.tma import tma_load_2d_multicast
-from numdiff.emulator import tma
 from tests.conftest import THREAD_ORDERS, needs
 from tests.emulator.planting import fault_at, faults_of, marked, run
 
@@ -87,7 +86,7 @@ def want(x):
 @pytest.mark.parametrize("checks", (True, False))
 def test_both_blocks_get_all_boxes(rng, checks, order):
     x, y = inputs(rng)
-    run(halves_kernel(), 2, 64, tma.tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2, order=order, checks=checks)
+    run(halves_kernel(), 2, 64, tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2, order=order, checks=checks)
     assert np.array_equal(y, want(x))
 
 
@@ -115,7 +114,7 @@ def test_on_a_gpu(rng):
     ("nobody waits for the other", "asynchronous", "load")])
 def test_a_fault(rng, fault, kind, mark, order):
     x, y = inputs(rng)
-    faults = faults_of(halves_kernel(fault), 2, 64, tma.tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2, order=order)
+    faults = faults_of(halves_kernel(fault), 2, 64, tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2, order=order)
     fault_at(faults, kind, __file__, marked(__file__, mark))
 
 
@@ -123,13 +122,13 @@ def test_a_fault(rng, fault, kind, mark, order):
 def test_barriers_that_the_other_block_may_not_have_made(rng, order):
     x, y = inputs(rng)
     faults = faults_of(halves_kernel("barriers that the other has not made yet"), 2, 64,
-                       tma.tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2, order=order)
+                       tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2, order=order)
     assert any(f.kind == "mbarrier" and "initialise" in f.message for f in faults)
 
 
 @THREAD_ORDERS
 def test_a_producer_that_nobody_tells_waits_for_ever(rng, order):
     x, y = inputs(rng)
-    faults = faults_of(halves_kernel("the other is never told"), 2, 64, tma.tensor_map(x, (COLUMNS, ROWS), 0), y,
+    faults = faults_of(halves_kernel("the other is never told"), 2, 64, tensor_map(x, (COLUMNS, ROWS), 0), y,
                        cluster=2, order=order)
     assert any(f.kind == "deadlock" and "lacks 1 of 2 arrivals" in str(f) for f in faults)
