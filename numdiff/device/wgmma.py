@@ -5,8 +5,8 @@
     in one word     make_multiply(n): what tiles of 64 along k add, from descriptors to commit
     registers       setmaxnreg_dec_24, _dec_40, _inc_232, _inc_240; make_setmaxnreg                        9.7.19.5
 
-Matrix descriptors are 64-bit numbers (emulator/wgmma.py says how they are composed). How tiles reach shared memory and
-when they may be overwritten: tma.py, mbarrier.py.
+Matrix descriptors are 64-bit numbers (emulator/wgmma_layouts.py says how they are composed). How tiles reach shared
+memory and when they may be overwritten: tma.py, mbarrier.py.
 
 THREE RULES FOR ACCUMULATORS, which are a `cuda.local.array(n // 2, float32)`
     Nothing but these intrinsics may touch it between the first wgmma and the wait. It is never filled with zeros: the
@@ -22,7 +22,8 @@ NO BRANCH IN A GROUP, about which ptxas is silent: where an `if` or a loop that 
 The functions that make an intrinsic give the same one for the same arguments. Keep it at the top of a module: a kernel
 that closes over an intrinsic finds nothing in Numba's cache on disk.
 
-In the emulator each has its twin, right below it here: what it does is written in emulator/wgmma.py.
+In the emulator each has its twin, right below it here: what it does is written in emulator/wgmma.py
+and emulator/setmaxnreg.py.
 """
 import functools
 
@@ -32,6 +33,7 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from ..emulator import twin, wgmma
+from ..emulator.setmaxnreg import set_registers
 from ..emulator.warp_matrix import bfloat16_of_words, e4m3_of_words, float16_of_words
 from .bfloat16 import counterpart
 from .gpu import cuda
@@ -186,8 +188,8 @@ def make_wgmma(n, transpose_a=False, transpose_b=False, kind="f16"):
 def make_wgmma_a_registers(n, transpose_b=False, kind="f16"):
     """wgmma(acc, a, descriptor_b, scale_d): as `make_wgmma`, with A in registers.
 
-    a: tuple of four uint32, two float16 each; `emulator.wgmma.a_fragment_place` says which element lies where (as in
-    `ldmatrix_x4` of the warp's 16 rows). They too are in use until the wait.
+    a: tuple of four uint32, two float16 each; `emulator.wgmma_layouts.a_fragment_place` says which element lies where
+    (as in `ldmatrix_x4` of the warp's 16 rows). They too are in use until the wait.
     """
     _check_columns(n)
     count = n // 2
@@ -282,7 +284,7 @@ def make_setmaxnreg(count, more):
 
     @twin(setmaxnreg)
     def _setmaxnreg(machine):
-        wgmma.set_registers(machine, count, more)
+        set_registers(machine, count, more)
 
     return setmaxnreg
 

@@ -8,9 +8,9 @@
     pictures.tma_box(tracer.copies[0]).save("box.png")
     pictures.mma(tracer.products[0], lane=5).save("values.svg")   # the same, with the numbers
 
-Each is drawn from what the emulator itself computes with: the layouts of fragments.py and wgmma.py, the registers of a
-product, the bytes that a copy has brought to shared memory, the tensor map of a copy. See drawing.py for what a
-`Picture` can do.
+Each is drawn from what the emulator itself computes with: the layouts of fragments.py and wgmma_layouts.py, the
+registers of a product, the bytes that a copy has brought to shared memory, the tensor map of a copy. See drawing.py for
+what a `Picture` can do.
 """
 import numpy as np
 
@@ -19,7 +19,7 @@ from .counts import BANKS, WORD, count_wavefronts
 from .drawing import COLOURS, FAULT, GRID, INK, PALE, Picture
 from .tensor_map import CHUNK, swizzled
 from .warp_matrix import bfloat16_of_words, float16_of_words, tf32_of_words
-from .wgmma import accumulator_place
+from .wgmma_layouts import accumulator_place
 
 LINE = BANKS * WORD  # bytes that all banks together hold side by side
 MARGIN, TITLE = 24, 64  # pixels: around a picture, and above for its title

@@ -11,7 +11,7 @@ EITHER WAY ROUND
         along rows  16 rows further are 16 rows' bytes further; `transposed` in `make_wgmma`
     A sum over HS 72 ends with the ninth chunk and a tenth one of zeros, which is stored once for all tiles of a block.
 SOURCE
-    PTX ISA, section 9.7.15.5 (matrices in shared memory); ../../emulator/wgmma.py.
+    PTX ISA, section 9.7.15.5 (matrices in shared memory); ../../emulator/wgmma_layouts.py.
 READ NEXT
     forward_hopper.py
 """

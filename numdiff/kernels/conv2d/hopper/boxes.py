@@ -52,7 +52,7 @@ def row_of(sub_block, tile_w, tile_h, pitch, box_h):
 
 @cuda.jit(device=True, forceinline=True)
 def descriptor(address, leading, stride, swizzle):
-    """A wgmma's matrix descriptor; leading, stride: bytes; swizzle: 1 for 128 bytes, 2 for 64 (emulator/wgmma.py)."""
+    """A wgmma's matrix descriptor (emulator/wgmma_layouts.py); leading, stride: bytes; swizzle: 1: 128 bytes, 2: 64."""
     return (u64((address & uint32(0x3FFFF)) >> uint32(4)) | (u64(leading >> uint32(4)) << u64(16))
             | (u64(stride >> uint32(4)) << u64(32)) | (u64(swizzle) << u64(62)))
 

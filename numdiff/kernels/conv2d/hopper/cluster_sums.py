@@ -8,7 +8,7 @@ A VECTOR is four neighbouring sums of a thread, 16 bytes. wgmma gives a thread t
     three taps; left: channels from the tile's first, none beyond a row.
 
 SOURCE
-    device/cluster.py; emulator/wgmma.py says which sums a thread has.
+    device/cluster.py; emulator/wgmma_layouts.py says which sums a thread has.
 READ NEXT
     weight_gradient_3x3_layout.py
 """

@@ -347,7 +347,7 @@ def add_weight_gradient_kernel(partial, dweight, parts, size, C, N, taps):
     rest, column = divide(block, divide(C + TILE - 1, TILE)[0])
     group, row = divide(rest, divide(N + TILE - 1, TILE)[0])
     tap = int32(group * TAPS + tap)
-    for which in range(share, int32(4), shares):  # of the vector's sums; where it lies: emulator/wgmma.py
+    for which in range(share, int32(4), shares):  # of the vector's sums; where it lies: emulator/wgmma_layouts.py
         n = int32(row * TILE + (thread >> 5) * 16 + ((thread & 31) >> 2) + (which >> 1) * 8)
         c = int32(column * TILE + k * 8 + (thread & 3) * 2 + (which & 1))
         if n < N and c < C and tap < taps:
