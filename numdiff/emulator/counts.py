@@ -12,12 +12,9 @@ WHAT IS COUNTED, for each line of source
     special functions   square roots, exponentials, logarithms, trigonometry: one each, whatever its instructions
     integer operations  apart from the FLOPs; a compiler may remove many of them (address arithmetic)
     tensor-core FLOPs   2·M·N·K of each matrix instruction
-    global memory       one request is one instruction of one warp. It moves sectors of 32 bytes: those that its lanes
-                        touch, each once. `ideal_sectors` are those that the bytes would need if they were neighbours
-    shared memory       32 banks of 4 bytes. In one wavefront each bank gives one word, to as many lanes as want it: a
-                        request takes as many wavefronts as the busiest bank has words. Accesses of 8 bytes are
-                        served by half warps, those of 16 bytes by quarter warps. Wavefronts beyond that are bank
-                        conflicts. What TMA and wgmma read and write there is not counted
+    global memory       requests, one for each instruction of each warp, and the sectors of 32 bytes that they move
+    shared memory       requests, and the wavefronts that they take, more of them with bank conflicts. What TMA and
+                        wgmma read and write there is not counted
     distinct bytes      of global memory that a launch reads or writes at all: what must move even with perfect caches
 
 WHICH LANES BELONG TO ONE REQUEST
@@ -25,12 +22,11 @@ WHICH LANES BELONG TO ONE REQUEST
     instruction by each of its lanes, counted from zero after each barrier of the block. A GPU does the same where lanes
     leave a loop early, but not where they run nested loops a different number of times.
 
-A global array's first byte counts as aligned to 256 bytes, as the driver's arrays are. Sources: CUDA C++ programming
-guide, "Device Memory Accesses" and "Shared Memory" of each compute capability; Nsight Compute, "Memory Tables".
+A global array's first byte counts as aligned to 256 bytes, as the driver's arrays are. What sectors and wavefronts a
+request takes says warp_requests.py; count_table.py makes the table.
 """
 import dataclasses
 import linecache
-import os
 import sys
 from array import array
 from collections import Counter, defaultdict
@@ -38,15 +34,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .count_table import as_table
 from .launch import Emulator
-from .memory import CONSTANT, GLOBAL, LOCAL, SHARED
+from .memory import GLOBAL, SHARED
 from .rewrite import SITES
 from .threads import WARP
 from .values import FLOATS, float16, float32, float64
+from .warp_requests import SECTOR, count_sectors, count_wavefronts
 
-SECTOR, BANKS, WORD = 32, 32, 4  # bytes of a sector; banks; bytes that a bank gives in one wavefront
 LONG = 1 << 14  # accesses of one lane after which a stream is evaluated at the next barrier, to keep memory small
-SPACES = (GLOBAL, SHARED, LOCAL, CONSTANT)
 NAMES = {float16: "float16", float32: "float32", float64: "float64"}
 SPECIAL = frozenset("""sqrt rsqrt cbrt rcp exp expm1 exp2 exp10 log log1p log2 log10 sin cos tan asin acos atan atan2
     sinh cosh tanh asinh acosh atanh erf erfc gamma lgamma tgamma pow hypot fmod remainder sinpi cospi""".split())
@@ -335,88 +331,8 @@ class Recorder:
 
         brief: only requests, transactions per request, bank conflicts and FLOPs, of the lines that have any
         """
-        return "\n\n".join(self._table(name, width, brief) for name in ([kernel] if kernel else self.kernels))
-
-    def _table(self, kernel, width, brief):
-        launches, total = self._of(kernel), self.total(kernel)
-        columns = [column for column in (_BRIEF if brief else _COLUMNS) if column[2](total)]
-        rows = [["", ""], ["line", "source"]]
-        for group, title, _ in columns:
-            rows[0].append("" if group in rows[0] else group)  # above its first column
-            rows[1].append(title)
-        for (file, line), figures in self.lines(kernel).items():
-            said = [_say(value(figures)) for _, _, value in columns]
-            if any(said):
-                source = linecache.getline(file, line).strip() or "?"
-                source = source if len(source) <= width else source[:width - 1] + "…"
-                rows.append([f"{os.path.basename(file)}:{line}", source, *said])
-        rows.append(["total", "", *(_say(value(total)) for _, _, value in columns)])
-        widths = [max(len(row[k]) for row in rows[1:]) for k in range(len(rows[0]))]
-        for k in range(2, len(widths)):  # a group's name may reach over all of its columns
-            if rows[0][k]:
-                last = k
-                while last + 1 < len(widths) and not rows[0][last + 1]:
-                    last += 1
-                widths[last] += max(0, len(rows[0][k]) - sum(widths[k:last + 1]) - 2 * (last - k))
-        text = ["  ".join(cell.ljust(w) if k < 2 else cell.rjust(w) for k, (cell, w) in enumerate(
-            zip(row, widths, strict=True))).rstrip() for row in rows[1:]]
-        head, at = "", 0
-        for k, w in enumerate(widths):
-            if rows[0][k]:
-                indent = max(0, widths[k] - len(rows[0][k])) if k + 1 == len(widths) or rows[0][k + 1] else (
-                    w - len(rows[1][k]))
-                head = head.ljust(at + indent) + rows[0][k]
-            at += w + 2
-        rule = "-" * max(map(len, text))
-        shapes = Counter((launch.grid, launch.block) for launch in launches)
-        heads = [f"{kernel}: {n} launch{'es' * (n > 1)} of grid {grid}, block {block}"
-                 for (grid, block), n in shapes.items()]
-        last = (f"global memory: {total.distinct_read_bytes:,} distinct bytes read, "
-                f"{total.distinct_write_bytes:,} written")
-        if total.sectors:
-            last += f"; {total.sectors:,} sectors, {100 * total.efficiency:.0f} % of them needed"
-        return "\n".join([*heads, head, text[0], rule, *text[1:-1], rule, text[-1], last])
-
-
-def _say(value):
-    return "" if value == 0 else f"{value:,}" if isinstance(value, int) else (
-        f"{value:.1f}" if isinstance(value, float) else value)
-
-
-def _percent(figures):
-    return f"{100 * figures.efficiency:.0f} %" if figures.sectors else 0
-
-
-_OPERATIONS, _GLOBAL, _SHARED = "operations", "global memory", "shared memory"
-_COLUMNS = [  # (group, title, value): a column that is zero in all is left out
-    (_OPERATIONS, "FLOPs", lambda f: f.total_flops),
-    (_OPERATIONS, "special", lambda f: f.special),
-    (_OPERATIONS, "tensor FLOPs", lambda f: f.tensor_flops),
-    (_OPERATIONS, "integer", lambda f: f.integer),
-    (_GLOBAL, "read B", lambda f: f.read_bytes[GLOBAL]),
-    (_GLOBAL, "written B", lambda f: f.write_bytes[GLOBAL]),
-    (_GLOBAL, "requests", lambda f: f.requests),
-    (_GLOBAL, "sectors", lambda f: f.sectors),
-    (_GLOBAL, "ideal", lambda f: f.ideal_sectors),
-    (_GLOBAL, "efficiency", _percent),
-    (_SHARED, "read B", lambda f: f.read_bytes[SHARED]),
-    (_SHARED, "written B", lambda f: f.write_bytes[SHARED]),
-    (_SHARED, "requests", lambda f: f.shared_requests),
-    (_SHARED, "wavefronts", lambda f: f.wavefronts),
-    (_SHARED, "conflicts", lambda f: f.conflicts),
-    ("local memory", "read B", lambda f: f.read_bytes[LOCAL]),
-    ("local memory", "written B", lambda f: f.write_bytes[LOCAL]),
-    ("constants", "read B", lambda f: f.read_bytes[CONSTANT]),
-]
-_BRIEF = [
-    (_GLOBAL, "requests", lambda f: f.requests),
-    (_GLOBAL, "transactions per request", lambda f: f.per_request),
-    (_SHARED, "requests", lambda f: f.shared_requests),
-    (_SHARED, "bank conflicts", lambda f: f.conflicts),
-    (_OPERATIONS, "FLOPs", lambda f: f.total_flops),
-    (_OPERATIONS, "special", lambda f: f.special),
-    (_OPERATIONS, "tensor FLOPs", lambda f: f.tensor_flops),
-]
+        return "\n\n".join(as_table(name, self._of(name), self.lines(name), self.total(name), width, brief)
+                           for name in ([kernel] if kernel else self.kernels))
 
 
 def _sum(many):
@@ -424,38 +340,6 @@ def _sum(many):
     for figures in many:
         total.add(figures)
     return total
-
-
-# Requests of a warp: arrays (lanes, requests) of byte addresses, -1 where a lane takes no part ------------------------
-
-def _distinct(values):
-    """How many different values each column has, without -1."""
-    ordered = np.sort(values, axis=0)
-    return (ordered[1:] != ordered[:-1]).sum(axis=0) + 1 - (ordered[0] == -1)
-
-
-def count_sectors(addresses, size):
-    """(sectors, ideal sectors) of each request for `size` bytes a lane in global memory."""
-    first = addresses // SECTOR  # -1 stays -1
-    last = np.where(addresses < 0, -1, (addresses + size - 1) // SECTOR)
-    sectors = _distinct(first if np.array_equal(first, last) else np.concatenate([first, last]))
-    return sectors, np.minimum(sectors, -(-_distinct(addresses) * size // SECTOR))
-
-
-def count_wavefronts(addresses, size):
-    """(wavefronts, wavefronts without conflicts) of each request for `size` bytes a lane in shared memory."""
-    together = WARP if size <= WORD else WARP * WORD // min(size, 16)  # lanes that are served in one go
-    parts, n = WARP // together, addresses.shape[1]
-    words = np.where(addresses < 0, -1, addresses // WORD).reshape(parts, together, n)
-    if size > WORD:
-        words = np.concatenate([np.where(words < 0, -1, words + k) for k in range(size // WORD)], axis=1)
-    words = np.sort(words, axis=1)
-    new = words >= 0
-    new[:, 1:] &= words[:, 1:] != words[:, :-1]
-    column = (np.arange(parts)[:, None] * n + np.arange(n))[:, None]
-    index = (column * BANKS + words % BANKS)[new]
-    waves = np.bincount(index, minlength=parts * n * BANKS).reshape(parts, n, BANKS).max(axis=2)
-    return waves.sum(axis=0), (waves > 0).sum(axis=0)
 
 
 # Functions ------------------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ what a `Picture` can do.
 import numpy as np
 
 from . import fragments as layouts
-from .counts import BANKS, WORD, count_wavefronts
 from .drawing import COLOURS, FAULT, GRID, INK, PALE, Picture
 from .tensor_map import CHUNK, swizzled
 from .warp_matrix import bfloat16_of_words, float16_of_words, tf32_of_words
+from .warp_requests import BANKS, WORD, count_wavefronts
 from .wgmma_layouts import accumulator_place
 
 LINE = BANKS * WORD  # bytes that all banks together hold side by side

@@ -11,7 +11,8 @@ import numdiff.kernels
 from numdiff import emulator
 from numdiff.device import download, load4, store4, upload
 from numdiff.device.emulator import EmulatorDevice
-from numdiff.emulator.counts import Recorder, count, count_sectors, count_wavefronts
+from numdiff.emulator.counts import Recorder, count
+from numdiff.emulator.warp_requests import count_sectors, count_wavefronts
 from numdiff.float8 import bits_of
 from numdiff.kernels import attention as flash_attention
 from numdiff.kernels import (
