@@ -10,9 +10,10 @@ import sys
 
 import numpy as np
 
+from .arguments import why_refused
 from .arrays import contiguous_strides
 from .faults import LaunchRefused, Unsupported
-from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator, why_refused
+from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator
 from .memory import GLOBAL, Memory
 from .memory_spaces import STATIC_SHARED
 from .namespace import Namespace

@@ -1,24 +1,28 @@
-"""The emulated GPU: launches kernels. Its memory is in memory_spaces.py, its reports of faults in reports.py."""
+"""The emulated GPU: launches kernels.
+
+What a kernel calls is in linking.py, what it is given in arguments.py, its memory in memory_spaces.py, the reports of
+its faults in reports.py.
+"""
 import gc
-import inspect
 import operator
 import warnings
 
 import numpy as np
 
-from . import arithmetic, functions, values
 from . import cluster as clusters
+from . import values
 from .access import Access
-from .arrays import CheckedArray, Record, plain_array
+from .arguments import Arguments
 from .asynchronous import Asynchronous
-from .faults import KernelFault, LaunchRefused, Unsupported
-from .integers import holds, magnitude_of
+from .faults import KernelFault, LaunchRefused
+from .integers import magnitude_of
+from .linking import Linking
 from .loops import PATIENCE
-from .memory import GLOBAL, Busy, Memory
+from .memory import Busy
 from .memory_spaces import MemorySpaces
 from .namespace import Resolver
 from .reports import Reports
-from .rewrite import SITES, rewrite
+from .rewrite import SITES
 from .schedule import Scheduler
 from .threads import Dim3
 
@@ -26,8 +30,6 @@ CHECKS = ("bounds", "uninitialised", "race", "divergence", "float64", "asynchron
 ORDERS = ("forward", "reversed", "shuffled")
 # Limits of a launch: CUDA programming guide, "Compute Capabilities", tables of technical specifications.
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
-VARARGS = inspect.CO_VARARGS
-_REWRITTEN = {}  # (id of a code object, checked, magnitudes) -> (the code object, what rewrite gave)
 
 
 class Float64Warning(UserWarning):
@@ -38,7 +40,7 @@ def _is_capability(cc):
     return isinstance(cc, (tuple, list)) and len(cc) >= 2 and all(isinstance(n, int) for n in cc[:2])
 
 
-class Emulator(MemorySpaces, Reports):
+class Emulator(Linking, Arguments, MemorySpaces, Reports):
     """An emulated GPU. Get one from `numdiff.emulator.device(...)`.
 
     cc: compute capability; checks: True (all), False (none), or names of CHECKS
@@ -84,179 +86,9 @@ class Emulator(MemorySpaces, Reports):
         self.negative_sites, self.spin_sites = set(), SITES.spins
         self.access = Access(self)
         self.asynchronous = Asynchronous(self)
-        self.tensor_maps = {}
         self._functions, self._constants, self._memories, self._hosts, self._arguments = {}, {}, {}, {}, []
         self.resolver = Resolver(self)
         self.helpers = self._helpers()
-
-    # functions --------------------------------------------------------------------------------------------------------
-
-    def _helpers(self):
-        """The names that rewritten code calls."""
-        helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
-                   "__unsupported": unsupported}
-        operations = {f"__{name}": function for name, function in arithmetic.OPERATIONS.items()}
-        if not self.checked:
-            def augment(array, index, operation, value):
-                array[index] = operation(array[index], value)
-            return {**helpers, **operations, **self._fused(operations), "__augment": augment}
-        load, store = self.access.load, self.access.store
-
-        def augment(array, index, operation, value, site):
-            store(array, index, operation(load(array, index, site), value, site), site)
-
-        for name in ("Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "Pow", "BitAnd", "BitOr", "BitXor", "LShift",
-                     "RShift"):
-            operations[f"__{name}"] = self._checked_operation(arithmetic.OPERATIONS[name], name)
-        if self.tracer is not None:
-            load, store = self.tracer.timed(self, load), self.tracer.timed(self, store)
-            operations = {name: self.tracer.timed(self, operation) for name, operation in operations.items()}
-        return {**helpers, **operations, **self._fused(operations), "__augment": augment, "__load": load,
-                "__store": store, "__tuple": tuple if self.tracer is None else None}
-
-    def _fused(self, operations):
-        """a + b * c and a * b + c in one call, as kernels are full of them: what the two operations do."""
-        add, multiply, float32, signed = operations["__Add"], operations["__Mult"], values.float32, values.SIGNED
-        low, high = -values.HALF64, values.HALF64
-        if not self.checked:  # their operations know no sites
-            plain_add, plain_multiply = add, multiply
-            add, multiply = lambda a, b, site: plain_add(a, b), lambda a, b, site: plain_multiply(a, b)
-
-        def add_product(a, b, c, site=None):
-            kind, other = b.__class__, c.__class__
-            if kind is float32 and other is float32 and a.__class__ is float32:
-                return a + b * c
-            if kind in signed and other in signed and a.__class__ in signed:
-                product = b * c
-                if low <= product < high:
-                    return a + product
-            return add(a, multiply(b, c, site), site)
-
-        def product_add(b, c, a, site=None):
-            kind, other = b.__class__, c.__class__
-            if kind is float32 and other is float32 and a.__class__ is float32:
-                return b * c + a
-            if kind in signed and other in signed and a.__class__ in signed:
-                product = b * c
-                if low <= product < high:
-                    return product + a
-            return add(multiply(b, c, site), a, site)
-
-        if not self.checked or self.recorder is None and self.tracer is None:
-            return {"__AddMult": add_product, "__MultAdd": product_add}
-        return {"__AddMult": lambda a, b, c, site: add(a, multiply(b, c, site), site),
-                "__MultAdd": lambda b, c, a, site: add(multiply(b, c, site), a, site)}
-
-    def _checked_operation(self, function, name):
-        machine, recorder, float32, float64, signed = self, self.recorder, values.float32, values.float64, values.SIGNED
-        quick = {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "BitAnd": operator.and_,
-                 "BitOr": operator.or_, "BitXor": operator.xor, "FloorDiv": operator.floordiv, "Mod": operator.mod,
-                 "LShift": operator.lshift, "RShift": operator.rshift}.get(name)
-
-        def operation(a, b, site):
-            result = function(a, b)
-            if result.__class__ is float64 and not machine.float64_is_meant:
-                machine.report("float64", f"{_type_name(a)} {name.lower()} {_type_name(b)} is float64 arithmetic in a "
-                                          "kernel without float64 arrays: type the literals and casts", site)
-            if recorder is not None:
-                recorder.operation(result, site)
-            return result
-
-        # most operations are on two float32, or on two signed integers, which are Python's unless a product wraps, or
-        # on two unsigned ones
-        low, high, bits = -values.HALF64, values.HALF64, values.BITS64
-        unsigned, UInt64 = values.UNSIGNED, values.UInt64
-
-        def quick_operation(a, b, site):
-            c, d = a.__class__, b.__class__
-            if c is float32 and d is float32 or c in signed and d in signed:
-                return quick(a, b)
-            if c in unsigned and d in unsigned:
-                return UInt64(quick(a, b) & bits)
-            return operation(a, b, site)
-
-        def quick_product(a, b, site):
-            c, d = a.__class__, b.__class__
-            if c is float32 and d is float32:
-                return a * b
-            if c in signed and d in signed:
-                product = a * b
-                if low <= product < high:
-                    return product
-            elif c in unsigned and d in unsigned:
-                return UInt64(a * b & bits)
-            return operation(a, b, site)
-
-        def quick_quotient(a, b, site):
-            if a.__class__ in signed and b.__class__ in signed and low <= a < high:
-                return quick(a, b)
-            return operation(a, b, site)
-
-        def quick_shift(a, b, site):
-            if 0 <= b < 64:
-                if a.__class__ in signed:
-                    result = quick(a, int(b))
-                    if low <= a < high and low <= result < high:
-                        return result
-                elif a.__class__ in unsigned:
-                    return UInt64(quick(a, int(b)) & bits)
-            return operation(a, b, site)
-
-        if quick is None or recorder is not None:
-            return operation
-        return {"Mult": quick_product, "FloorDiv": quick_quotient, "Mod": quick_quotient, "LShift": quick_shift,
-                "RShift": quick_shift}.get(name, quick_operation)
-
-    def function(self, kernel, given=()):
-        """The emulated function of a `@cuda.jit` kernel, a device function, or a plain Python function.
-
-        given: magnitudes of its arguments, as far as they are known to be signed integers (integers.py)
-        """
-        python = getattr(kernel, "py_func", kernel)
-        if self.recorder is not None or self.tracer is not None:
-            given = None
-        key = id(python), given
-        if key not in self._functions:
-            made = self._rewritten(python, given)
-            if not holds(made.assumed, {n: self.resolver(n, v) for n, v in outside(python, made.assumed).items()},
-                         self.resolver.cuda, values.TYPES):
-                made = self._rewritten(python, None)
-            self._link(python, key, made)
-        return self._functions[key][1]
-
-    def _rewritten(self, python, given):
-        key = id(python.__code__), self.checked, given
-        if key not in _REWRITTEN:
-            _REWRITTEN[key] = python.__code__, rewrite(python, SITES, self.checked, given)
-        return _REWRITTEN[key][1]
-
-    def _link(self, python, key, made):
-        """Make the function from its code, with all that it finds outside of itself."""
-        code = made.code
-        self.negative_sites |= made.negative
-        namespace = {**self.helpers, **made.constants, "__builtins__": __builtins__, "__name__": python.__module__,
-                     "__words__": python.__globals__.get("WORDS") is True}
-        function = type(python)(code, namespace, python.__name__, None,
-                                None if not code.co_freevars else self._cells(python, code))
-        self._functions[key] = python, function
-        function.__defaults__ = python.__defaults__ and tuple(self.resolver("default", d) for d in python.__defaults__)
-        function.__kwdefaults__ = python.__kwdefaults__
-        found = outside(python, made.names)
-        for name in made.names:
-            if name in found:
-                namespace[name] = self.resolver(name, found[name])
-            elif name in functions.BUILTINS:
-                namespace[name] = self.resolver.builtins[name]
-        for name, (kind, number) in made.casts.items():
-            namespace[name] = namespace[kind](number)
-        for name, (called, magnitudes) in made.variants.items():
-            namespace[name] = self.function(found[called], magnitudes)
-
-    def _cells(self, python, code):
-        """Closure cells for a function whose source is unknown."""
-        import types
-        captured = dict(zip(python.__code__.co_freevars, python.__closure__, strict=True))
-        return tuple(types.CellType(self.resolver(n, captured[n].cell_contents)) for n in code.co_freevars)
 
     # launching --------------------------------------------------------------------------------------------------------
 
@@ -353,70 +185,6 @@ class Emulator(MemorySpaces, Reports):
                                 f"{self.shared_limit} that a block has on compute capability "
                                 f"{self.cc[0]}.{self.cc[1]}.")
 
-    def _refuse_arguments(self, kernel, python, given):
-        """Raise where a kernel cannot be called so: a device function, too few arguments or too many."""
-        if getattr(kernel, "targetoptions", {}).get("device"):
-            raise LaunchRefused(f"{self.kernel} is a device function: launch a kernel that calls it.")
-        code, optional = python.__code__, len(python.__defaults__ or ())
-        names = code.co_varnames[:code.co_argcount]
-        if not (len(names) - optional <= len(given) and (len(given) <= len(names) or code.co_flags & VARARGS)):
-            raise LaunchRefused(f"{self.kernel} takes {len(names)} argument{'s' * (len(names) != 1)} "
-                                f"({', '.join(names)}), {len(given)} were given.")
-
-    def argument(self, value, name, back):
-        """A launch argument as the kernel holds it; arrays that cannot be used in place are noted in `back`."""
-        if type(value).__module__ == "numba.cuda.args":  # cuda.In, cuda.Out, cuda.InOut
-            value = value.value
-        if type(value) is np.void and value.dtype.names:  # a record; what a kernel writes into it comes back
-            data = np.array(value)
-            back.append((_Fields(value), data))
-            array = self.argument(data, name, back)
-            return array[()] if not self.checked else Record(array, array.offset)
-        refused = None if hasattr(value, "emulated_memory") else why_refused(value)
-        if refused:
-            raise LaunchRefused(f"{self.kernel}: argument {name} is {refused}; give it NumPy arrays, numbers, or "
-                                "tuples of them.")
-        strides = None
-        if hasattr(value, "emulated_memory"):
-            memory, offset, shape, dtype, *strides = value.emulated_memory()
-            strides = strides[0] if strides else None
-        elif isinstance(value, np.ndarray):
-            if not self.checked:
-                return plain_array(value)
-            memory, offset, strides = self._host_memory(value, name, back)
-            shape, dtype = value.shape, value.dtype
-        elif isinstance(value, tuple):
-            names = getattr(value, "_fields", [name] * len(value))
-            return getattr(type(value), "_make", tuple)([self.argument(v, n, back)
-                                                         for v, n in zip(value, names, strict=True)])
-        elif hasattr(value, "copy_to_host") or hasattr(value, "__cuda_array_interface__"):
-            raise Unsupported(f"argument {name} lies on a real GPU; give the emulator NumPy arrays or its own.")
-        else:
-            return values.scalar(value)
-        if not self.checked:
-            return plain_array(np.ndarray(shape, dtype, memory.bytes, offset, strides))
-        made = CheckedArray(self, memory, offset, tuple(shape), np.dtype(dtype), strides, name)
-        self._memories[id(memory)] = memory
-        self._arguments.append(made)
-        return made
-
-    def _host_memory(self, array, name, back):
-        """(memory, offset, strides) of a NumPy array; two that share their bytes share a memory too."""
-        owner = array
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        whole = owner if owner.flags.c_contiguous else owner.T
-        offset = array.ctypes.data - owner.ctypes.data
-        if not whole.flags.c_contiguous or any(n % array.itemsize for n in (offset, *array.strides)):
-            data = np.ascontiguousarray(array).reshape(array.shape)
-            back.append((array, data))
-            return Memory(GLOBAL, data.nbytes, name, data.ctypes.data, data.reshape(-1).view(np.uint8), True), 0, None
-        memory = self._hosts.get(id(owner))
-        if memory is None:
-            data = whole.reshape(-1).view(np.uint8)
-            memory = self._hosts[id(owner)] = Memory(GLOBAL, data.nbytes, name, owner.ctypes.data, data, valid=True)
-        return memory, offset, array.strides
-
     def _forget(self):
         """After a launch: what it did to global memory is ordered before all that follows."""
         for memory in self._memories.values():
@@ -437,43 +205,6 @@ class Emulator(MemorySpaces, Reports):
             self.tracer.block_ends(block)
 
 
-def unsupported(text):
-    raise Unsupported(text)
-
-
-class _Fields:
-    """A record of the host, into which the fields of an array of one record are copied."""
-
-    def __init__(self, record):
-        self._record = record
-
-    def __setitem__(self, index, data):
-        for name in data.dtype.names:
-            self._record[name] = data[()][name]
-
-
-def why_refused(value):
-    """What a launch argument is that no kernel takes, in words; None for one that kernels take."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        what = "an array" if isinstance(value, np.ndarray) else "a value"
-        if value.dtype.kind in "OSU":
-            return f"{what} of type {value.dtype}"
-        return None if value.dtype.isnative else f"{what} of type {value.dtype}, whose bytes are in another order"
-    if isinstance(value, int) and not -values.HALF64 <= value <= values.BITS64:
-        return "an integer of more than 64 bits"
-    if value is None or isinstance(value, (int, float, complex, tuple)) or hasattr(value, "copy_to_host") or (
-            hasattr(value, "__cuda_array_interface__")):
-        return None
-    return f"of type {type(value).__name__}"
-
-
-def outside(python, names):
-    """{name: value} of what a function finds under these names in its closure and its module."""
-    captured = dict(zip(python.__code__.co_freevars, python.__closure__ or (), strict=True))
-    return {name: captured[name].cell_contents if name in captured else python.__globals__[name]
-            for name in names if name in captured or name in python.__globals__}
-
-
 def in_three(size, what="size"):
     """A grid, block or cluster as a tuple of three."""
     try:
@@ -481,7 +212,3 @@ def in_three(size, what="size"):
     except TypeError:
         raise LaunchRefused(f"{what} {size} must be whole numbers: divide with //; -(-n // d) rounds up.") from None
     return size + (1,) * (3 - len(size))
-
-
-def _type_name(value):
-    return {int: "int64", float: "float64"}.get(value.__class__, value.__class__.__name__.lower())

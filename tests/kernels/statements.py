@@ -62,14 +62,14 @@ def probed(reached):
         path = function.__code__.co_filename
         return before(function, *more)
 
-    before, finished, launch = rewrite.rewrite, rewrite.finish, sys.modules["numdiff.emulator.launch"]
+    before, finished, linking = rewrite.rewrite, rewrite.finish, sys.modules["numdiff.emulator.linking"]
     machine = checking.run.get_backend("emulator").machine
     rewrite.finish = finish
-    launch.rewrite, machine.helpers["__reached"] = rewritten, reached
+    linking.rewrite, machine.helpers["__reached"] = rewritten, reached
     try:
         yield
     finally:
-        rewrite.finish, launch.rewrite = finished, before
+        rewrite.finish, linking.rewrite = finished, before
 
 
 def reached_by(pairs):

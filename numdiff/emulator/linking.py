@@ -1,0 +1,204 @@
+"""What a launched kernel calls: its function rewritten, and each name in it bound to what it is here.
+
+rewrite.py turns a kernel's source into code that calls `__load`, `__store`, `__Add` and their kin. This file makes the
+functions behind these names, checked and counted as the machine's options say, and binds the names that a kernel finds
+in its module and its closure to their twins (namespace.py).
+"""
+import operator
+import types
+
+from . import arithmetic, functions, values
+from .faults import Unsupported
+from .integers import holds
+from .rewrite import SITES, rewrite
+
+_REWRITTEN = {}  # (id of a code object, checked, magnitudes) -> (the code object, what rewrite gave)
+
+
+class Linking:
+    """The part of an `Emulator` that makes functions of kernels."""
+
+    # A kernel's function ----------------------------------------------------------------------------------------------
+
+    def function(self, kernel, given=()):
+        """The emulated function of a `@cuda.jit` kernel, a device function, or a plain Python function.
+
+        given: magnitudes of its arguments, as far as they are known to be signed integers (integers.py)
+        """
+        python = getattr(kernel, "py_func", kernel)
+        if self.recorder is not None or self.tracer is not None:
+            given = None
+        key = id(python), given
+        if key not in self._functions:
+            made = self._rewritten(python, given)
+            if not holds(made.assumed, {n: self.resolver(n, v) for n, v in outside(python, made.assumed).items()},
+                         self.resolver.cuda, values.TYPES):
+                made = self._rewritten(python, None)
+            self._link(python, key, made)
+        return self._functions[key][1]
+
+    def _rewritten(self, python, given):
+        key = id(python.__code__), self.checked, given
+        if key not in _REWRITTEN:
+            _REWRITTEN[key] = python.__code__, rewrite(python, SITES, self.checked, given)
+        return _REWRITTEN[key][1]
+
+    def _link(self, python, key, made):
+        """Make the function from its code, with all that it finds outside of itself."""
+        code = made.code
+        self.negative_sites |= made.negative
+        namespace = {**self.helpers, **made.constants, "__builtins__": __builtins__, "__name__": python.__module__,
+                     "__words__": python.__globals__.get("WORDS") is True}
+        function = type(python)(code, namespace, python.__name__, None,
+                                None if not code.co_freevars else self._cells(python, code))
+        self._functions[key] = python, function
+        function.__defaults__ = python.__defaults__ and tuple(self.resolver("default", d) for d in python.__defaults__)
+        function.__kwdefaults__ = python.__kwdefaults__
+        found = outside(python, made.names)
+        for name in made.names:
+            if name in found:
+                namespace[name] = self.resolver(name, found[name])
+            elif name in functions.BUILTINS:
+                namespace[name] = self.resolver.builtins[name]
+        for name, (kind, number) in made.casts.items():
+            namespace[name] = namespace[kind](number)
+        for name, (called, magnitudes) in made.variants.items():
+            namespace[name] = self.function(found[called], magnitudes)
+
+    def _cells(self, python, code):
+        """Closure cells for a function whose source is unknown."""
+        captured = dict(zip(python.__code__.co_freevars, python.__closure__, strict=True))
+        return tuple(types.CellType(self.resolver(n, captured[n].cell_contents)) for n in code.co_freevars)
+
+    # The names that rewritten code calls ------------------------------------------------------------------------------
+
+    def _helpers(self):
+        """The names that rewritten code calls."""
+        helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
+                   "__unsupported": unsupported}
+        operations = {f"__{name}": function for name, function in arithmetic.OPERATIONS.items()}
+        if not self.checked:
+            def augment(array, index, operation, value):
+                array[index] = operation(array[index], value)
+            return {**helpers, **operations, **self._fused(operations), "__augment": augment}
+        load, store = self.access.load, self.access.store
+
+        def augment(array, index, operation, value, site):
+            store(array, index, operation(load(array, index, site), value, site), site)
+
+        for name in ("Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "Pow", "BitAnd", "BitOr", "BitXor", "LShift",
+                     "RShift"):
+            operations[f"__{name}"] = self._checked_operation(arithmetic.OPERATIONS[name], name)
+        if self.tracer is not None:
+            load, store = self.tracer.timed(self, load), self.tracer.timed(self, store)
+            operations = {name: self.tracer.timed(self, operation) for name, operation in operations.items()}
+        return {**helpers, **operations, **self._fused(operations), "__augment": augment, "__load": load,
+                "__store": store, "__tuple": tuple if self.tracer is None else None}
+
+    def _fused(self, operations):
+        """a + b * c and a * b + c in one call, as kernels are full of them: what the two operations do."""
+        add, multiply, float32, signed = operations["__Add"], operations["__Mult"], values.float32, values.SIGNED
+        low, high = -values.HALF64, values.HALF64
+        if not self.checked:  # their operations know no sites
+            plain_add, plain_multiply = add, multiply
+            add, multiply = lambda a, b, site: plain_add(a, b), lambda a, b, site: plain_multiply(a, b)
+
+        def add_product(a, b, c, site=None):
+            kind, other = b.__class__, c.__class__
+            if kind is float32 and other is float32 and a.__class__ is float32:
+                return a + b * c
+            if kind in signed and other in signed and a.__class__ in signed:
+                product = b * c
+                if low <= product < high:
+                    return a + product
+            return add(a, multiply(b, c, site), site)
+
+        def product_add(b, c, a, site=None):
+            kind, other = b.__class__, c.__class__
+            if kind is float32 and other is float32 and a.__class__ is float32:
+                return b * c + a
+            if kind in signed and other in signed and a.__class__ in signed:
+                product = b * c
+                if low <= product < high:
+                    return product + a
+            return add(multiply(b, c, site), a, site)
+
+        if not self.checked or self.recorder is None and self.tracer is None:
+            return {"__AddMult": add_product, "__MultAdd": product_add}
+        return {"__AddMult": lambda a, b, c, site: add(a, multiply(b, c, site), site),
+                "__MultAdd": lambda b, c, a, site: add(multiply(b, c, site), a, site)}
+
+    def _checked_operation(self, function, name):
+        machine, recorder, float32, float64, signed = self, self.recorder, values.float32, values.float64, values.SIGNED
+        quick = {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "BitAnd": operator.and_,
+                 "BitOr": operator.or_, "BitXor": operator.xor, "FloorDiv": operator.floordiv, "Mod": operator.mod,
+                 "LShift": operator.lshift, "RShift": operator.rshift}.get(name)
+
+        def operation(a, b, site):
+            result = function(a, b)
+            if result.__class__ is float64 and not machine.float64_is_meant:
+                machine.report("float64", f"{_type_name(a)} {name.lower()} {_type_name(b)} is float64 arithmetic in a "
+                                          "kernel without float64 arrays: type the literals and casts", site)
+            if recorder is not None:
+                recorder.operation(result, site)
+            return result
+
+        # most operations are on two float32, or on two signed integers, which are Python's unless a product wraps, or
+        # on two unsigned ones
+        low, high, bits = -values.HALF64, values.HALF64, values.BITS64
+        unsigned, UInt64 = values.UNSIGNED, values.UInt64
+
+        def quick_operation(a, b, site):
+            c, d = a.__class__, b.__class__
+            if c is float32 and d is float32 or c in signed and d in signed:
+                return quick(a, b)
+            if c in unsigned and d in unsigned:
+                return UInt64(quick(a, b) & bits)
+            return operation(a, b, site)
+
+        def quick_product(a, b, site):
+            c, d = a.__class__, b.__class__
+            if c is float32 and d is float32:
+                return a * b
+            if c in signed and d in signed:
+                product = a * b
+                if low <= product < high:
+                    return product
+            elif c in unsigned and d in unsigned:
+                return UInt64(a * b & bits)
+            return operation(a, b, site)
+
+        def quick_quotient(a, b, site):
+            if a.__class__ in signed and b.__class__ in signed and low <= a < high:
+                return quick(a, b)
+            return operation(a, b, site)
+
+        def quick_shift(a, b, site):
+            if 0 <= b < 64:
+                if a.__class__ in signed:
+                    result = quick(a, int(b))
+                    if low <= a < high and low <= result < high:
+                        return result
+                elif a.__class__ in unsigned:
+                    return UInt64(quick(a, int(b)) & bits)
+            return operation(a, b, site)
+
+        if quick is None or recorder is not None:
+            return operation
+        return {"Mult": quick_product, "FloorDiv": quick_quotient, "Mod": quick_quotient, "LShift": quick_shift,
+                "RShift": quick_shift}.get(name, quick_operation)
+
+
+def unsupported(text):
+    raise Unsupported(text)
+
+
+def outside(python, names):
+    """{name: value} of what a function finds under these names in its closure and its module."""
+    captured = dict(zip(python.__code__.co_freevars, python.__closure__ or (), strict=True))
+    return {name: captured[name].cell_contents if name in captured else python.__globals__[name]
+            for name in names if name in captured or name in python.__globals__}
+
+
+def _type_name(value):
+    return {int: "int64", float: "float64"}.get(value.__class__, value.__class__.__name__.lower())
