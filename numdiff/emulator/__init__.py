@@ -10,10 +10,10 @@ A kernel with a fault ends in a `KernelFault`, whose `faults` each say kind, fil
 kernels check` does this for the project's own kernels.
 
 Read values.py (Numba's numbers), arithmetic.py and functions.py (what is done with them), memory.py (what is known
-about every byte), arrays.py (how a kernel sees it), access.py (what is checked), threads.py (threads and blocks),
-schedule.py (who runs when), loops.py (who waits in a loop), launch.py (a launch), arguments.py and memory_spaces.py
-(its arrays) and reports.py (its faults). rewrite.py, linking.py and namespace.py turn a kernel's source into a function
-that calls them.
+about every byte), arrays.py (how a kernel sees it), access.py and races.py (what is checked), threads.py (threads and
+blocks), schedule.py (who runs when), loops.py (who waits in a loop), launch.py (a launch), arguments.py and
+memory_spaces.py (its arrays) and reports.py (its faults). rewrite.py, linking.py and namespace.py turn a kernel's
+source into a function that calls them.
 """
 from .counts import Recorder, count
 from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported

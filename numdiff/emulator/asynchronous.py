@@ -6,7 +6,7 @@ for its group, a copy with an mbarrier when no thread can go on without it, a wg
 detected every time, not only when a GPU happens to be slow.
 
 It is not enough that an operation is complete: a thread must know it. A `Completion` lists the threads that waited for
-the end of an operation, and when; whoever comes after one of them (in the order of access.py) may use its bytes again,
+the end of an operation, and when; whoever comes after one of them (in the order of races.py) may use its bytes again,
 and nobody else. So the `Pending` of an operation that is complete stays, with its `done`, until its bytes are used
 again.
 
@@ -18,7 +18,7 @@ from bisect import bisect_left
 
 from .memory import GLOBAL, SHARED
 
-STEP = 2  # bytes: the grain at which access.py remembers who wrote and who read
+STEP = 2  # bytes: the grain at which races.py remembers who wrote and who read
 _OWN_KINDS = ("wgmma", "cp.async")  # instructions whose faults have a kind of their own; all others are "asynchronous"
 
 

@@ -7,7 +7,7 @@ parity, so at once if the last phase that ended had parity p. A barrier begins i
 through a fresh one: this is how a producer finds all its stages empty at the start.
 
 ORDER. An arrival releases and a successful wait acquires: a thread that waited for a phase comes after all that the
-threads that arrived in it had done (vector clocks, see access.py), and after the copies whose bytes it counted
+threads that arrived in it had done (vector clocks, see races.py), and after the copies whose bytes it counted
 (`Completion`). Threads of another block of the cluster may arrive, too; what they had done then comes before all that
 the whole block of the waiting thread does from there on, as blocks know of each other as a whole only.
 

@@ -26,7 +26,7 @@ class Dim3:
 
 
 class Thread:
-    """One GPU thread: where it is, what it has seen (access.py), what it waits for."""
+    """One GPU thread: where it is, what it has seen (races.py), what it waits for."""
 
     __slots__ = ("tid", "index", "block", "warp", "lane", "clock", "stamp", "seen", "greenlet", "wait", "done",
                  "result", "turns", "fenced", "state")
