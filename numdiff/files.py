@@ -1,7 +1,7 @@
 """How every file is read and written: the one place that opens what a user names.
 
 READING. `open_regular` opens only regular files: a FIFO would wait for ever, a device might never end. The contents of
-a file are never trusted before they are checked: sizes before allocation, a schema before use (schema.py, hdf5.py,
+a file are never trusted before they are checked: sizes before allocation, a schema before use (schema.py, hdf5/,
 npz.py).
 
 WRITING. A file is either whole or not there: it is written under a temporary name, synced to the disk, then renamed.

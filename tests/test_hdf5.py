@@ -11,7 +11,8 @@ import pytest
 from numdiff.data.dataset import open_dataset
 from numdiff.errors import NumdiffError
 from numdiff.files import Refused
-from numdiff.hdf5 import fletcher32, is_hdf5, open_hdf5
+from numdiff.hdf5 import is_hdf5, open_hdf5
+from numdiff.hdf5.array import fletcher32
 from numdiff.training.checkpoint import load_checkpoint, save_checkpoint
 
 VERSIONS = [("earliest", "v108"), ("v108", "latest"), ("v110", "v110"), ("latest", "latest")]

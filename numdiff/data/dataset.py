@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing
 
 from ..errors import NumdiffError, UsageError, shown
-from ..files import IrregularFile
-from ..hdf5 import Refused, is_hdf5, open_hdf5
+from ..files import IrregularFile, Refused
+from ..hdf5 import is_hdf5, open_hdf5
 from ..progress import tick
 from .chunks import CHUNK, ChunkCache, in_threads
 
