@@ -338,8 +338,9 @@ def no_curves(monkeypatch):
 def few_frequencies(monkeypatch):
     """A DiT's timestep has 16 sinusoids, not 256, whose layer's float32 products take the emulator half a second each.
     """
-    from numdiff.nn import dit
-    monkeypatch.setattr(dit, "FREQUENCIES", 16)
+    from numdiff.nn import dit, dit_shapes
+    for module in dit, dit_shapes:
+        monkeypatch.setattr(module, "FREQUENCIES", 16)
 
 
 def shapes(**named):

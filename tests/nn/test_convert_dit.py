@@ -21,7 +21,8 @@ from numdiff.nn.convert import (
     with_positions,
     without_padding,
 )
-from numdiff.nn.dit import MODELS, PLAIN, dit_shapes, padded_columns
+from numdiff.nn.dit import MODELS, PLAIN, padded_columns
+from numdiff.nn.dit_shapes import dit_shapes
 from tests.nn.test_convert import Foreign, damaged_copies, pickled, tensor, write_pt
 from tests.reference import stored, stored_dit
 

@@ -11,7 +11,8 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels import linear
 from numdiff.nn import AdamW, DiT, Tape, Tensor
 from numdiff.nn import functional as F
-from numdiff.nn.dit import MODELS, dit_parameter_counts, doubling, padded_columns, padded_rows
+from numdiff.nn.dit import MODELS, doubling, padded_columns, padded_rows
+from numdiff.nn.dit_shapes import dit_parameter_counts
 from numdiff.nn.flops import dit_forward_flops, forward_flops
 from numdiff.training.kinds.dit import ARCHITECTURES
 from numdiff.training.step import Randomness

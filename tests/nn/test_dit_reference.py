@@ -6,7 +6,8 @@ from numdiff.device import download, fill_zero
 from numdiff.diffusion import Diffusion
 from numdiff.nn import AdamW, DiT, Tape, Tensor
 from numdiff.nn.convert import to_numdiff_layout, to_torch_layout, with_padding, without_padding
-from numdiff.nn.dit import MODELS, dit_parameter_counts, dit_shapes, position_table
+from numdiff.nn.dit import MODELS, position_table
+from numdiff.nn.dit_shapes import dit_parameter_counts, dit_shapes
 from tests.conftest import large, relative_error
 from tests.nn.test_unet_reference import BACKWARD, FORWARD, TRAJECTORY, check_gradients
 from tests.reference import stored, stored_dit

@@ -13,6 +13,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT, dit
 from numdiff.nn.convert import load_state_dict, read_weights, to_numdiff_layout, with_positions
 from numdiff.nn.convert.diffusers import CONFIG, WEIGHTS
+from numdiff.nn.dit_shapes import dit_shapes
 from numdiff.training.kinds import dit_weights
 from numdiff.training.kinds.dit import DIT
 from numdiff.training.model_files import convert, load, read_any, write_model_file
@@ -259,7 +260,7 @@ def test_heads_that_a_file_tells_are_believed_of_a_published_size():
 
     options = {**dit.MODELS["DiT-S/4"], "image_size": 16, "in_channels": 3, "num_classes": 5, "class_dropout": 0.1,
                "learn_sigma": True, "mlp_ratio": 4.0}
-    shapes = {name: Shaped(shape) for name, shape in dit.dit_shapes(options).items()}
+    shapes = {name: Shaped(shape) for name, shape in dit_shapes(options).items()}
     for told, heads in (({}, 6), ({"num_heads": 12}, 12), ({"num_heads": "12"}, 6)):
         assert DIT.foreign().complete("w.safetensors", shapes, told, {})["num_heads"] == heads
 

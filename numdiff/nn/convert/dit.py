@@ -11,7 +11,8 @@ import re
 import numpy as np
 
 from ...errors import NumdiffError
-from ..dit import MODELS, SIZES, dit_shapes, mlp_width, padded_columns, padded_rows, position_table
+from ..dit import MODELS, SIZES, mlp_width, padded_columns, padded_rows, position_table
+from ..dit_shapes import dit_shapes
 from ..rotary import rotation_table
 from .check import check_shapes, check_whole, known_shape
 

@@ -190,7 +190,7 @@ class DiTKind(ModelKind):
                              f"and these have {head}: change --heads, or use --attention full.")
 
     def count_parameters(self, sizes):
-        from ...nn.dit import dit_parameter_counts
+        from ...nn.dit_shapes import dit_parameter_counts
         return dit_parameter_counts(sizes)
 
     def products(self, sizes):
