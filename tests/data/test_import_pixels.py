@@ -1,0 +1,194 @@
+"""The importers' pixels: every kind of picture as 8 bits of grey or colour, of one size."""
+import os
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from numdiff.data.importers import import_dataset
+from numdiff.errors import NumdiffError, UsageError
+from numdiff.evaluation.sources import open_source
+from numdiff.training.sample_files import read_mask, read_picture
+from tests.data.sources import colours, contents, fill, png, png_of_chunks, saved
+
+
+def imported(tmp_path, out, data, **options):
+    """The one image of a folder that holds one file of these bytes."""
+    import_dataset(fill(tmp_path / "one", {"a.png": data}), out, force=True, **options)
+    return contents(out)[0][0]
+
+
+def test_16_bit_pixels(tmp_path, out):
+    values = np.array([[0, 128, 257, 65535], [32768, 65278, 300, 1]] * 2, np.uint16)
+    expected = np.rint(values / 257).astype(np.uint8)
+    assert np.array_equal(imported(tmp_path, out, values)[..., 0], expected)
+    tiff = saved(Image.fromarray(values), "TIFF")
+    assert np.array_equal(imported(tmp_path, out, tiff)[..., 0], expected)
+    rgb = np.stack([values] * 3, -1)
+    assert np.abs(imported(tmp_path, out, rgb).astype(int) - expected[..., None]).max() <= 1
+
+
+def test_palette_with_transparency(tmp_path, out):
+    palette = bytes([255, 0, 0, 0, 255, 0, 0, 0, 255])
+    rows = b"".join(b"\0" + bytes(row) for row in ([0, 1], [2, 0]))
+    header = struct.pack(">IIBBBBB", 2, 2, 8, 3, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"PLTE", palette), (b"IDAT", zlib.compress(rows))]
+    expected = [[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [255, 0, 0]]]
+    assert imported(tmp_path, out, png_of_chunks(*chunks)).tolist() == expected
+    chunks.insert(2, (b"tRNS", bytes([255, 0, 255])))  # the second colour is transparent
+    expected[0][1] = [255, 255, 255]
+    assert imported(tmp_path, out, png_of_chunks(*chunks)).tolist() == expected
+    expected[0][1] = [0, 0, 128]
+    assert imported(tmp_path, out, png_of_chunks(*chunks), background="navy").tolist() == expected
+
+
+def test_alpha_over_a_colour(tmp_path, out):
+    image = np.zeros((2, 2, 4), np.uint8)
+    image[..., 0], image[..., 3] = 200, [[255, 128], [0, 0]]
+    over_white = imported(tmp_path, out, image)
+    assert over_white[0, 0].tolist() == [200, 0, 0] and over_white[1, 1].tolist() == [255, 255, 255]
+    assert np.abs(over_white[0, 1].astype(int) - [228, 127, 127]).max() <= 1
+    assert imported(tmp_path, out, image, background="#102030")[1, 0].tolist() == [16, 32, 48]
+    grey = image[..., [0, 3]]
+    assert imported(tmp_path, out, grey)[..., 0].tolist()[1] == [255, 255]
+    assert imported(tmp_path, out, grey, background="red")[1, 0].tolist() == [255, 0, 0]
+    with pytest.raises(UsageError, match="--background 'whitish' is not a colour"):
+        imported(tmp_path, out, image, background="whitish")
+
+
+def test_transparent_grey(tmp_path, out):
+    """Of 16 bits, and of fewer than 8: one channel over grey, three over a colour; opaque pixels as without alpha."""
+    values = np.array([[0, 514], [32896, 65535]], np.uint16)
+
+    def chunks(depth, rows, transparent):
+        header = (b"IHDR", struct.pack(">IIBBBBB", 2, 2, depth, 0, 0, 0, 0))
+        return png_of_chunks(header, (b"tRNS", struct.pack(">H", transparent)), (b"IDAT", zlib.compress(rows)))
+
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    assert imported(tmp_path, out, chunks(16, rows, 514))[..., 0].tolist() == [[0, 255], [128, 255]]
+    assert imported(tmp_path, out, chunks(16, rows, 514), background="black").tolist() == [[[0], [0]], [[128], [255]]]
+    assert imported(tmp_path, out, chunks(16, rows, 515))[..., 0].tolist() == [[0, 2], [128, 255]]
+    assert imported(tmp_path, out, chunks(16, rows, 514), background="red").tolist() == [
+        [[0, 0, 0], [255, 0, 0]], [[128, 128, 128], [255, 255, 255]]]
+    for depth, rows, expected in ((2, b"\0\x10\0\xb0", [[0, 255], [170, 255]]),
+                                  (4, b"\0\x0a\0\x0f", [[0, 255], [0, 255]]),
+                                  (1, b"\0\x40\0\x80", [[0, 255], [255, 0]])):
+        transparent = {1: 1, 2: 1, 4: 10}[depth]  # the upper right pixel
+        assert imported(tmp_path, out, chunks(depth, rows, transparent))[..., 0].tolist() == expected
+    alpha = np.stack([values, [[65535, 65535], [65535, 0]]], -1).astype(np.uint16)
+    assert imported(tmp_path, out, png(alpha))[..., 0].tolist() == [[0, 2], [128, 255]]
+    assert imported(tmp_path, out, png(alpha), background="black").shape == (2, 2, 1)
+    assert imported(tmp_path, out, png(alpha), background="red")[1, 1].tolist() == [255, 0, 0]
+    rgb = png_of_chunks((b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)),
+                        (b"tRNS", struct.pack(">HHH", 514, 771, 1028)),
+                        (b"IDAT", zlib.compress(b"\0" + struct.pack(">HHH", 514, 771, 1028))))
+    assert imported(tmp_path, out, rgb).tolist() == [[[255, 255, 255]]]
+
+
+def test_postscript_under_another_name(tmp_path, out, monkeypatch):
+    """Ghostscript is not started, whoever opens the picture."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    (tmp_path / "bin" / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    path = fill(tmp_path / "s", {"a.png": eps}) / "a.png"
+    for read in (lambda: import_dataset(tmp_path / "s", out), lambda: read_picture(path, (8, 8, 3)),
+                 lambda: read_mask(str(path), 8), lambda: open_source(tmp_path / "s")):
+        with pytest.raises(NumdiffError, match="not an image that Pillow can read"):
+            read()
+    assert not (tmp_path / "started").exists()
+
+
+def test_picture_is_read_alike_everywhere(tmp_path, out):
+    values = np.tile(np.linspace(0, 65535, 16).astype(np.uint16), (16, 1))
+    path = fill(tmp_path / "s", {"a.png": values}) / "a.png"
+    import_dataset(tmp_path / "s", out)
+    expected = contents(out)[0][0]
+    assert len(np.unique(expected)) == 16
+    assert np.allclose((read_picture(path, (16, 16, 1)) + 1) * 127.5, expected, atol=1e-3)
+    assert np.array_equal(next(iter(open_source(tmp_path / "s").batches(1)))[0], np.repeat(expected, 3, -1))
+
+
+def test_cmyk_one_bit_and_gif(tmp_path, out):
+    cmyk = saved(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", quality=95)
+    assert np.abs(imported(tmp_path, out, cmyk).astype(int) - [255, 0, 0]).max() <= 6
+    bits = saved(Image.fromarray(np.eye(8, dtype=bool)), "PNG")
+    assert np.array_equal(imported(tmp_path, out, bits)[..., 0], 255 * np.eye(8, dtype=np.uint8))
+    gif = saved(Image.new("RGB", (8, 8), (0, 0, 255)), "GIF", save_all=True,
+                append_images=[Image.new("RGB", (8, 8), (255, 0, 0))])
+    assert imported(tmp_path, out, gif)[0, 0].tolist() == [0, 0, 255]
+
+
+def test_float_pixels_are_refused_by_name(tmp_path, out):
+    with pytest.raises(NumdiffError, match="a.png: floating-point pixels"):
+        imported(tmp_path, out, saved(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"))
+
+
+@pytest.mark.parametrize("orientation, turned", [
+    (1, lambda a: a), (2, lambda a: a[:, ::-1]), (3, lambda a: a[::-1, ::-1]), (4, lambda a: a[::-1]),
+    (5, lambda a: a.transpose(1, 0, 2)), (6, lambda a: np.rot90(a, -1)), (8, lambda a: np.rot90(a))])
+def test_exif_orientation(tmp_path, out, orientation, turned):
+    image = np.zeros((16, 16, 3), np.uint8)
+    image[:8, :8], image[:8, 8:] = 255, (255, 0, 0)
+    exif = struct.pack(">2sHIHHHIHHI", b"MM", 42, 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+    data = saved(Image.fromarray(image), "JPEG", quality=100, subsampling=0, exif=b"Exif\0\0" + exif)
+    assert np.abs(imported(tmp_path, out, data).astype(int) - turned(image)).max() < 8
+
+
+def test_crop_pad_and_stretch(tmp_path, out):
+    image = np.zeros((16, 48, 3), np.uint8)
+    image[:, :16], image[:, 16:32], image[:, 32:] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+    assert np.array_equal(imported(tmp_path, out, image, size=16), image[:, 16:32])
+    assert np.array_equal(imported(tmp_path, out, image, size=8), image[:8, 16:24])
+    padded = imported(tmp_path, out, image, size=48, fit="pad", background="black")
+    assert np.array_equal(padded[16:32], image) and not padded[:16].any() and not padded[32:].any()
+    stretched = imported(tmp_path, out, image, size=24, fit="stretch")
+    assert stretched[:, 4].tolist() == [[255, 0, 0]] * 24 and stretched[:, 20].tolist() == [[0, 0, 255]] * 24
+    tall = imported(tmp_path, out, image.transpose(1, 0, 2), size=48, fit="pad")
+    assert np.array_equal(tall[:, 16:32], image.transpose(1, 0, 2)) and (tall[:, :16] == 255).all()
+
+
+def test_large_jpeg_is_reduced_without_aliasing(tmp_path, out):
+    stripes = np.zeros((1024, 1024), np.uint8)
+    stripes[:, ::2] = 255
+    reduced = imported(tmp_path, out, saved(Image.fromarray(stripes), "JPEG", quality=95), size=32)
+    assert np.abs(reduced.astype(int) - 127).max() <= 3
+
+
+def test_grey_and_colour(packed, out):
+    grey, colour = np.full((8, 8), 100, np.uint8), colours(1)[0]
+    mixed = packed({"a.png": grey, "b.png": colour})
+    with pytest.raises(UsageError, match="b.png is in colour, but .*a.png is grey: add --rgb or --grey"):
+        import_dataset(mixed, out)
+    assert import_dataset(mixed, out, channels=3).shape == (2, 8, 8, 3)
+    assert contents(out)[0][0, 0, 0].tolist() == [100, 100, 100]
+    assert import_dataset(mixed, out, channels=1, force=True).shape == (2, 8, 8, 1)
+    red, green, blue = colour[0, 0]
+    assert abs(int(contents(out)[0][1, 0, 0, 0]) - (0.299 * red + 0.587 * green + 0.114 * blue)) <= 1
+
+
+def test_colour_first_then_grey_needs_no_option(packed, out):
+    assert import_dataset(packed({"a.png": colours(1)[0], "b.png": np.full((8, 8), 9, np.uint8)}), out).shape[3] == 3
+
+
+def test_sizes_that_differ(packed, out):
+    source = packed({"a.png": colours(1)[0], "b.png": colours(1, 60)[0]})
+    with pytest.raises(UsageError, match=r"b.png is 60×60 pixels, but .*a.png is 8×8: add --size"):
+        import_dataset(source, out)
+    assert import_dataset(source, out, size=16).shape == (2, 16, 16, 3)
+
+
+def test_too_large(tmp_path, out):
+    source = fill(tmp_path / "s", {"a.png": np.zeros((1100, 1100), np.uint8)})
+    with pytest.raises(UsageError, match="1100×1100 pixels: add --size"):
+        import_dataset(source, out)
+    with pytest.raises(UsageError, match="--size 2000 is out of range"):
+        import_dataset(source, out, size=2000)
+
+
+def test_not_square(packed, out):
+    with pytest.raises(UsageError, match="a.png is 48×16 pixels and not square: add --size, for instance --size 16"):
+        import_dataset(packed({"a.png": np.zeros((16, 48, 3), np.uint8)}), out)
