@@ -5,10 +5,10 @@ from ..diffusion import class_dropout, vlb
 from ..fuse import chain as fused_chains
 from ..quantise import HISTORY, PARTIALS, scale_update
 from ..transformer import adaln, bias_gelu, chunk, columns, gate, patchify, qk_norm_rope, swiglu
-from ..transformer.adaln import Norm
 from ..transformer.gate_adaln import launcher as gate_adaln
 from ..transformer.gate_adaln.forward import EIGHT_KEYS, HALF_KEYS
 from ..transformer.gate_adaln.forward import KEYS as GATE_ADALN_KEYS
+from ..transformer.norms import NORMS, Norm
 from .case import HALF_TOLERANCE, SEED, Case, normal, one, with_counters, with_plain_sums
 from .half import halves
 
@@ -168,7 +168,7 @@ def norm_cases():
             yield Case(operation, lambda rng: inputs(rng, shape, norm, half), lambda a, v, function=function: function(
                 a, v, *arguments), versions, tolerance, f"{label}{', float16' * half}")
 
-    for norm in adaln.NORMS[1:]:
+    for norm in NORMS[1:]:
         yield from cases("adaln", whole, whole_backward, (2, 3, 36), (1, 2), str(norm), norm)
     for sweeps, gated, norm in GATE_ADALN_KEYS:
         if norm != Norm():

@@ -4,21 +4,19 @@ MATHEMATICS, for token t of image b
         mean = Σ_c x / C          var = Σ_c (x - mean)² / C          rstd = 1 / √(var + eps)
         xhat = (x - mean) · rstd          y = xhat · (1 + scale[b, c]) + shift[b, c]
     Backward, with h = dy · (1 + scale) and averages over the row:
-        dshift[b, c] = Σ_t dy          dscale[b, c] = Σ_t dy · xhat
+        dshift[b, c] = Σ_t dy          dscale[b, c] = Σ_t dy · xhat          (in kernels G and S)
         dx = rstd · (h - average(h) - xhat · average(h · xhat))
+    h is the gradient of xhat. A token that is shifted, or stretched about its mean, keeps its xhat (but for eps): so dx
+    has nothing along 1 or along xhat, and the two averages are what h has of them.
     DiT's norm has no weight and bias of its own: scale and shift are those, one pair an image.
-    What today's transformers change, each on its own (`Norm`):
-    RMSNorm (rmsnorm.py): mean is 0, and average(h) is not subtracted: neither is stored, read or computed.
-    A weight w: y = xhat · w[c] · (1 + scale[b, c]) + shift[b, c], so h = dy · w · (1 + scale). With S = Σ_t dy · xhat
-        dscale[b, c] = w[c] · S[b, c]          dweight[c] += Σ_b (1 + scale[b, c]) · S[b, c]
-    both follow from the one sum over tokens that there was.
-    No shift: y = xhat · (1 + scale), and no dshift.
+    Today's transformers have RMSNorm, a weight, or no shift: norms.py says what that changes.
 SHAPES
     x, y, dx, dy (B, T, C) float32; shift, scale, dshift, dscale (B, C); weight, dweight (C,); mean, rstd (B · T,)
+    Kernels count tokens through all images, row = b · T + t, and call a row's mean and rstd `average` and `r`.
 VERSIONS
     v1 block-per-row: a block a token: its threads meet in a tree in shared memory.
     v2 warp-per-row: a warp a token: shuffles instead of barriers, 16-byte loads (C a multiple of 4).
-    Of each, a kernel for every `Norm`: the text branches on constants.
+    Of each, a kernel for every norm (norms.py).
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     adaln_forward, 64×256×768, 64×768, float16
@@ -50,27 +48,25 @@ COST
     dshift and dscale; dweight costs nothing of that order. Roof: memory bandwidth.
 SOURCE
     Peebles and Xie 2023, arXiv:2212.09748, section 3.2 and figure 3 (adaLN-Zero); Ba, Kiros, Hinton 2016,
-    arXiv:1607.06450, eq. 4; Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4 (RMSNorm); Yao, Yang, Wang 2025,
-    arXiv:2501.01423 (LightningDiT: its block has them). Shuffles: PTX ISA, section 9.7.9, shfl.sync.
+    arXiv:1607.06450, eq. 4. Shuffles: PTX ISA, section 9.7.9, shfl.sync.
 READ NEXT
-    gate.py, the other half of adaLN-Zero.
+    norms.py, which other norms there are; gate.py, the other half of adaLN-Zero.
 """
-import itertools
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
-from ...device.specialise import Constant, Variants, specialise
+from ...device.limits import WARP
+from ...device.specialise import Constant
 from ...dtypes import in_single
 from ..common import warp_sum
 from ..reduce import BLOCK, cut, sample_sum, tree_sum
 from ..second_pass import add_rows
 from ..versions import versions_by_name
+from .norms import NORMS, RMS, SHIFTED, WEIGHTED, Norm, average_of, check_norm, variants
 
 BLOCK2 = 2 * BLOCK  # shared elements for two sums a thread
-WARP = 32
 ROWS = BLOCK // WARP  # a block of version 2 takes eight tokens
 
 
@@ -78,6 +74,7 @@ ROWS = BLOCK // WARP  # a block of version 2 takes eight tokens
 
 @in_single(1, 2)
 def adaln_forward_reference(x, shift, scale, eps=1e-6, weight=None, norm="layer"):
+    """(y, mean, rstd), image by image; mean is None of an RMSNorm."""
     y, rstd = np.empty_like(x), np.empty(x.shape[:2], x.dtype)
     mean = np.empty(x.shape[:2], x.dtype) if norm == "layer" else None
 
@@ -104,6 +101,7 @@ def factors_reference(scale, weight):
 
 @in_single(1, 2)
 def adaln_backward_reference(dy, x, scale, mean, rstd, weight=None, dweight=None, need_dshift=True):
+    """(dx, dshift or None, dscale), image by image; adds to dweight."""
     rstd, C = rstd.reshape(x.shape[:2]), x.shape[2]
     mean = None if mean is None else mean.reshape(x.shape[:2])
     dx, dscale, dshift = np.empty_like(x), np.empty_like(scale), np.empty_like(scale) if need_dshift else None
@@ -122,83 +120,30 @@ def adaln_backward_reference(dy, x, scale, mean, rstd, weight=None, dweight=None
 
     over_batch(images, len(x), x.size)
     if dweight is not None:
-        dweight += ((1 + scale) * dscale).sum(0)  # of dscale without the weight
+        dweight += ((1 + scale) * dscale).sum(0)  # dscale is S as yet: without the weight
     if weight is not None:
         dscale *= weight
     return dx, dshift, dscale
 
 
-# Variants -------------------------------------------------------------------------------------------------------------
-# One text, and a kernel for each norm: what a norm does without is not in its machine code.
-
-RMS, WEIGHTED, SHIFTED = Constant(), Constant(), Constant()
-FIRST = Constant(lambda SHIFTED: 4 if SHIFTED else 0)  # plane of Σ dy · xhat in shared memory; before it those of Σ dy
-PLANES = Constant(lambda FIRST: FIRST + 4)
-TILE = Constant(lambda PLANES: PLANES * BLOCK)
-
-
-class Norm(NamedTuple):
-    """rms: RMSNorm, else LayerNorm; weighted: xhat is multiplied by a weight (C,); shifted: a shift is added."""
-
-    rms: bool = False
-    weighted: bool = False
-    shifted: bool = True
-
-    kind = property(lambda self: "rms" if self.rms else "layer")
-
-    def __str__(self):
-        return " ".join([self.kind, *["weighted"] * self.weighted, *["unshifted"] * (not self.shifted)])
-
-    def kernel(self, text, name, *constants, **others):
-        """What a kernel's text becomes for this norm; constants: which of RMS, WEIGHTED and SHIFTED it knows."""
-        values = dict(zip(("RMS", "WEIGHTED", "SHIFTED"), self, strict=True))
-        prefix = str(self).removeprefix("layer").replace(" ", "_").removeprefix("_")  # none of DiT's own
-        prefix += "_" if prefix else ""
-        return specialise(text, name=prefix + name, **{constant: values[constant] for constant in constants}, **others)
-
-
-NORMS = [Norm(*each) for each in itertools.product((False, True), (False, True), (True, False))]
-
-
-@cuda.jit(device=True, forceinline=True)
-def average_of(mean, row):
-    """What is taken away from a token: of RMSNorm nothing, and there is no `mean`."""
-    if RMS:
-        return float32(0)
-    return mean[row]
-
+# v1: a block a token --------------------------------------------------------------------------------------------------
+# The block's threads stride over the channels, and each sum takes a tree. The mean is subtracted before squares are
+# taken: the difference of two averages, of x² and of x, would lose a large mean's digits.
+# scales: (scale,), or with a weight (scale, weight), for kernels and device functions alike.
 
 @cuda.jit(device=True, forceinline=True)
 def factor(scales, k, c):
-    """weight[c] · (1 + scale[k]). scales: (scale,), or with a weight (scale, weight)."""
+    """What xhat is multiplied by: weight[c] · (1 + scale[k])."""
     if WEIGHTED:
         return scales[1][c] * (float32(1) + scales[0][k])
     return float32(1) + scales[0][k]
 
 
-@cuda.jit(device=True, forceinline=True)
-def weight4(scales, c):
-    """weight[c …], or ones, which leave no instruction behind."""
-    if WEIGHTED:
-        return load4(scales[1], c)
-    one = float32(1)
-    return one, one, one, one
-
-
-@cuda.jit(device=True, forceinline=True)
-def shift4(shift, k):
-    if SHIFTED:
-        return load4(shift, k)
-    zero = float32(0)
-    return zero, zero, zero, zero
-
-
-# v1: a block a token --------------------------------------------------------------------------------------------------
-
 def adaln_forward_v1(x, shift, scales, y, mean, rstd, T, C, eps):
+    """y, mean and rstd of a token."""
     tile = cuda.shared.array(BLOCK, float32)
     t, row = cuda.threadIdx.x, cuda.blockIdx.x
-    image, average = row // T * C, float32(0)
+    image, average = row // T * C, float32(0)  # image: where its scale and shift begin
     if not RMS:
         total = float32(0)
         for c in range(t, C, BLOCK):
@@ -227,6 +172,7 @@ def adaln_forward_v1(x, shift, scales, y, mean, rstd, T, C, eps):
 
 
 def adaln_backward_v1(dy, x, scales, mean, rstd, dx, T, C):
+    """dx of a token: the two averages, then h less what it has of them."""
     tile = cuda.shared.array(BLOCK2, float32)
     t, row = cuda.threadIdx.x, cuda.blockIdx.x
     image = row // T * C
@@ -247,35 +193,54 @@ def adaln_backward_v1(dy, x, scales, mean, rstd, dx, T, C):
 
 
 def adaln_sums_v1(dy, x, mean, rstd, dshift, dscales, T, C):
-    """dshift and dscale, a thread a channel of an image.
+    """dshift and dscale, a thread a channel of an image: each goes down all of its tokens.
 
-    dscales: (dscale,), or with a weight (dscale, dweight's sum over each image, scale, weight)
+    dscales: (dscale,), or with a weight (dscale, what each image adds to dweight, scale, weight)
     """
     k = cuda.grid(1)
     if k < dshift.size:
         b, c = k // C, k % C
-        sum_g = sum_gx = float32(0)
+        G = S = float32(0)
         for row in range(b * T, (b + 1) * T):
             g = dy[row * C + c]
-            sum_g += g
+            G += g
             d = float32(x[row * C + c])
             if not RMS:
                 d -= mean[row]
-            sum_gx += g * d * rstd[row]
+            S += g * d * rstd[row]
         if SHIFTED:
-            dshift[k] = sum_g
+            dshift[k] = G
         if WEIGHTED:
-            dscales[0][k] = sum_gx * dscales[3][c]
-            dscales[1][k] = sum_gx * (float32(1) + dscales[2][k])
+            dscales[0][k] = S * dscales[3][c]
+            dscales[1][k] = S * (float32(1) + dscales[2][k])
         else:
-            dscales[0][k] = sum_gx
+            dscales[0][k] = S
 
 
 # v2: a warp a token ---------------------------------------------------------------------------------------------------
 # Each sum takes five exchanges of registers and no barrier; a token of 1,152 channels is nine 16-byte loads a lane. It
 # is read three times, but only once from memory: then it lies in the L1 cache.
 
+@cuda.jit(device=True, forceinline=True)
+def weight4(scales, c):
+    """weight[c …] of four channels; without one, ones, which leave no instruction behind."""
+    if WEIGHTED:
+        return load4(scales[1], c)
+    one = float32(1)
+    return one, one, one, one
+
+
+@cuda.jit(device=True, forceinline=True)
+def shift4(shift, k):
+    """shift[k …] of four channels, or zeros."""
+    if SHIFTED:
+        return load4(shift, k)
+    zero = float32(0)
+    return zero, zero, zero, zero
+
+
 def adaln_forward_v2(x, shift, scales, y, mean, rstd, rows, T, C, eps):
+    """y, mean and rstd of a token."""
     lane = cuda.threadIdx.x % WARP
     row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
     if row < rows:  # the same for all lanes of a warp, so no shuffle misses one
@@ -295,12 +260,12 @@ def adaln_forward_v2(x, shift, scales, y, mean, rstd, rows, T, C, eps):
         one = float32(1)
         for c in range(lane * 4, C, WARP * 4):
             x0, x1, x2, x3 = load4(x, first + c)
-            a0, a1, a2, a3 = load4(scales[0], image + c)
+            s0, s1, s2, s3 = load4(scales[0], image + c)
             w0, w1, w2, w3 = weight4(scales, c)
             b0, b1, b2, b3 = shift4(shift, image + c)
-            store4(y, first + c, (x0 - average) * r * (w0 * (one + a0)) + b0,
-                   (x1 - average) * r * (w1 * (one + a1)) + b1, (x2 - average) * r * (w2 * (one + a2)) + b2,
-                   (x3 - average) * r * (w3 * (one + a3)) + b3)
+            store4(y, first + c, (x0 - average) * r * (w0 * (one + s0)) + b0,
+                   (x1 - average) * r * (w1 * (one + s1)) + b1, (x2 - average) * r * (w2 * (one + s2)) + b2,
+                   (x3 - average) * r * (w3 * (one + s3)) + b3)
         if lane == 0:
             if not RMS:
                 mean[row] = average
@@ -308,18 +273,19 @@ def adaln_forward_v2(x, shift, scales, y, mean, rstd, rows, T, C, eps):
 
 
 @cuda.jit(device=True)
-def load_token(dy, x, scales, i, k, c, average, r):
+def load_h_xhat(dy, x, scales, i, k, c, average, r):
     """h = dy · weight · (1 + scale) and xhat of four channels."""
     h0, h1, h2, h3 = load4(dy, i)
     x0, x1, x2, x3 = load4(x, i)
-    a0, a1, a2, a3 = load4(scales[0], k)
+    s0, s1, s2, s3 = load4(scales[0], k)
     w0, w1, w2, w3 = weight4(scales, c)
     one = float32(1)
-    return (h0 * (w0 * (one + a0)), h1 * (w1 * (one + a1)), h2 * (w2 * (one + a2)), h3 * (w3 * (one + a3)),
+    return (h0 * (w0 * (one + s0)), h1 * (w1 * (one + s1)), h2 * (w2 * (one + s2)), h3 * (w3 * (one + s3)),
             (x0 - average) * r, (x1 - average) * r, (x2 - average) * r, (x3 - average) * r)
 
 
 def adaln_backward_v2(dy, x, scales, mean, rstd, dx, rows, T, C):
+    """dx of a token."""
     lane = cuda.threadIdx.x % WARP
     row = cuda.blockIdx.x * ROWS + cuda.threadIdx.x // WARP
     if row < rows:
@@ -327,36 +293,41 @@ def adaln_backward_v2(dy, x, scales, mean, rstd, dx, rows, T, C):
         average, r = average_of(mean, row), rstd[row]
         sum_h = sum_hx = float32(0)
         for c in range(lane * 4, C, WARP * 4):
-            h0, h1, h2, h3, x0, x1, x2, x3 = load_token(dy, x, scales, first + c, image + c, c, average, r)
+            h0, h1, h2, h3, xhat0, xhat1, xhat2, xhat3 = load_h_xhat(dy, x, scales, first + c, image + c, c, average, r)
             sum_h += (h0 + h1) + (h2 + h3)
-            sum_hx += (h0 * x0 + h1 * x1) + (h2 * x2 + h3 * x3)
-        a = float32(0)
+            sum_hx += (h0 * xhat0 + h1 * xhat1) + (h2 * xhat2 + h3 * xhat3)
+        average_h = float32(0)
         if not RMS:
-            a = warp_sum(sum_h) / float32(C)
-        k = warp_sum(sum_hx) / float32(C)
+            average_h = warp_sum(sum_h) / float32(C)
+        average_hx = warp_sum(sum_hx) / float32(C)
         for c in range(lane * 4, C, WARP * 4):
-            h0, h1, h2, h3, x0, x1, x2, x3 = load_token(dy, x, scales, first + c, image + c, c, average, r)
-            store4(dx, first + c, r * (h0 - a - x0 * k), r * (h1 - a - x1 * k), r * (h2 - a - x2 * k),
-                   r * (h3 - a - x3 * k))
+            h0, h1, h2, h3, xhat0, xhat1, xhat2, xhat3 = load_h_xhat(dy, x, scales, first + c, image + c, c, average, r)
+            store4(dx, first + c, r * (h0 - average_h - xhat0 * average_hx), r * (h1 - average_h - xhat1 * average_hx),
+                   r * (h2 - average_h - xhat2 * average_hx), r * (h3 - average_h - xhat3 * average_hx))
 
 
 @cuda.jit(device=True, forceinline=True)
-def store_scale_sums(dscales, i, share, k, c, s0, s1, s2, s3):
-    """From Σ dy · xhat of four channels: dscale's at i, and dweight's at `share`. dscales: as in `adaln_sums_v1`."""
+def store_scale_sums(dscales, i, share, k, c, S0, S1, S2, S3):
+    """What comes of S of four channels: dscale's at i, and dweight's at `share`. dscales: as in `adaln_sums_v1`."""
     if WEIGHTED:
         w0, w1, w2, w3 = load4(dscales[3], c)
-        store4(dscales[0], i, s0 * w0, s1 * w1, s2 * w2, s3 * w3)
-        a0, a1, a2, a3 = load4(dscales[2], k)
+        store4(dscales[0], i, S0 * w0, S1 * w1, S2 * w2, S3 * w3)
+        s0, s1, s2, s3 = load4(dscales[2], k)
         one = float32(1)
-        store4(dscales[1], share, s0 * (one + a0), s1 * (one + a1), s2 * (one + a2), s3 * (one + a3))
+        store4(dscales[1], share, S0 * (one + s0), S1 * (one + s1), S2 * (one + s2), S3 * (one + s3))
     else:
-        store4(dscales[0], i, s0, s1, s2, s3)
+        store4(dscales[0], i, S0, S1, S2, S3)
+
+
+FIRST = Constant(lambda SHIFTED: 4 if SHIFTED else 0)  # plane of S0 in shared memory; those of G, if any, before it
+PLANES = Constant(lambda FIRST: FIRST + 4)
+TILE = Constant(lambda PLANES: PLANES * BLOCK)
 
 
 def adaln_sums_v2(dy, x, mean, rstd, dscales, T, C, lanes, chunk):
-    """Σ dy and Σ dy · xhat, times weight, of every channel in every chunk of an image's tokens: (2, B, chunks, C).
+    """G, and S times the weight, of every channel in every chunk of an image's tokens: (2, B, chunks, C).
 
-    dscales: (those,), or with a weight (those, Σ dy · xhat · (1 + scale) (B, chunks, C), scale, weight)
+    dscales: (those,), or with a weight (those, S · (1 + scale) (B, chunks, C), scale, weight)
     """
     tile = cuda.shared.array(TILE, float32)
     t = cuda.threadIdx.x
@@ -364,25 +335,25 @@ def adaln_sums_v2(dy, x, mean, rstd, dscales, T, C, lanes, chunk):
     row, b = t // lanes, cuda.blockIdx.z
     c = (cuda.blockIdx.y * lanes + t % lanes) * 4
     start = cuda.blockIdx.x * chunk
-    a0 = a1 = a2 = a3 = s0 = s1 = s2 = s3 = float32(0)
+    S0 = S1 = S2 = S3 = G0 = G1 = G2 = G3 = float32(0)
     if row < rows and c < C:
         for p in range(start + row, min(start + chunk, T), rows):
             token = b * T + p
             average, r = average_of(mean, token), rstd[token]
             g0, g1, g2, g3 = load4(dy, token * C + c)
             x0, x1, x2, x3 = load4(x, token * C + c)
-            s0 += g0
-            s1 += g1
-            s2 += g2
-            s3 += g3
-            a0 += g0 * (x0 - average) * r
-            a1 += g1 * (x1 - average) * r
-            a2 += g2 * (x2 - average) * r
-            a3 += g3 * (x3 - average) * r
+            G0 += g0
+            G1 += g1
+            G2 += g2
+            G3 += g3
+            S0 += g0 * (x0 - average) * r
+            S1 += g1 * (x1 - average) * r
+            S2 += g2 * (x2 - average) * r
+            S3 += g3 * (x3 - average) * r
     if SHIFTED:
-        tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = s0, s1, s2, s3
+        tile[t], tile[BLOCK + t], tile[2 * BLOCK + t], tile[3 * BLOCK + t] = G0, G1, G2, G3
     k = FIRST * BLOCK + t
-    tile[k], tile[BLOCK + k], tile[2 * BLOCK + k], tile[3 * BLOCK + k] = a0, a1, a2, a3
+    tile[k], tile[BLOCK + k], tile[2 * BLOCK + k], tile[3 * BLOCK + k] = S0, S1, S2, S3
     tree_sum(tile, PLANES, t, lanes, rows)
     if row == 0 and c < C:
         share = (b * cuda.gridDim.x + cuda.blockIdx.x) * C + c
@@ -394,11 +365,7 @@ def adaln_sums_v2(dy, x, mean, rstd, dscales, T, C, lanes, chunk):
                          tile[3 * BLOCK + k])
 
 
-def variants(name, texts, norms, *constants):
-    """{(version, norm): kernel} of the texts of versions 1 and 2."""
-    return Variants(itertools.product((1, 2), norms), lambda key: key[1].kernel(texts[key[0] - 1], f"{name}{key[0]}",
-                                                                               *constants))
-
+# A kernel for each norm -----------------------------------------------------------------------------------------------
 
 FORWARD = variants("adaln_forward_kernel_v", (adaln_forward_v1, adaln_forward_v2), NORMS, "RMS", "WEIGHTED", "SHIFTED")
 BACKWARD = variants("adaln_backward_kernel_v", (adaln_backward_v1, adaln_backward_v2),
@@ -407,14 +374,6 @@ SUMS = variants("adaln_sums_kernel_v", (adaln_sums_v1, adaln_sums_v2), NORMS, "R
 
 
 # Launchers ------------------------------------------------------------------------------------------------------------
-
-def check_norm(name, C, weight, norm="layer"):
-    """A `ValueError` for a norm that there is not, or a weight that is not (C,)."""
-    if norm not in ("layer", "rms"):
-        raise ValueError(f"{name}: norm must be layer or rms, not {norm!r}")
-    if weight is not None and tuple(weight.shape) != (C,):
-        raise ValueError(f"{name}: weight must be ({C},), one for each channel, not {tuple(weight.shape)}")
-
 
 def _check(x, version, *vectors):
     """(B, T, C, version)."""
@@ -432,6 +391,11 @@ def _check(x, version, *vectors):
     return B, T, C, version
 
 
+def _scales(scale, weight):
+    """What kernels call `scales`."""
+    return (scale.reshape(-1),) if weight is None else (scale.reshape(-1), weight)
+
+
 @versions_by_name
 def adaln_forward(x, shift, scale, eps=1e-6, weight=None, norm="layer", version=None):
     """(y, mean (B·T,), rstd (B·T,)): the norm of x (B, T, C) · weight (C,) · (1 + scale (B, C)) + shift (B, C).
@@ -445,7 +409,7 @@ def adaln_forward(x, shift, scale, eps=1e-6, weight=None, norm="layer", version=
     which = Norm(norm == "rms", weight is not None, shift is not None)
     y, rstd = empty_like(x), empty((B * T,), np.float32, like=x)
     mean = None if which.rms else empty((B * T,), np.float32, like=x)
-    scales = (scale.reshape(-1),) if weight is None else (scale.reshape(-1), weight)
+    scales = _scales(scale, weight)
     arrays = (x.reshape(-1), shift.reshape(-1) if which.shifted else scales[0], scales, y.reshape(-1),
               rstd if which.rms else mean, rstd)  # what stands for an absent array is not looked at
     if version == 1:
@@ -467,27 +431,42 @@ def adaln_backward(dy, x, scale, mean, rstd, weight=None, dweight=None, need_dsh
     if not is_device(x):
         return adaln_backward_reference(dy, x, scale, mean, rstd, weight, dweight, need_dshift)
     which = Norm(mean is None, weight is not None, need_dshift)
-    dx, dy_, x_, scale_ = empty_like(x), dy.reshape(-1), x.reshape(-1), scale.reshape(-1)
-    scales, given = (scale_,) if weight is None else (scale_, weight), (rstd if which.rms else mean, rstd)
+    statistics = (rstd if which.rms else mean, rstd)
+    dx = _dx(which, version, dy, x, scale, weight, statistics)
+    return dx, *_sums(which, version, dy, x, scale, weight, dweight, statistics)
+
+
+def _dx(which, version, dy, x, scale, weight, statistics):
+    B, T, C = x.shape
+    dx, kernel = empty_like(x), BACKWARD[version, which._replace(shifted=True)]  # dx does not depend on a shift
+    arrays = dy.reshape(-1), x.reshape(-1), _scales(scale, weight), *statistics, dx.reshape(-1)
+    if version == 1:
+        launch(kernel, B * T, BLOCK, *arrays, T, C)
+    else:
+        launch(kernel, -(-B * T // ROWS), BLOCK, *arrays, B * T, T, C)
+    return dx
+
+
+def _sums(which, version, dy, x, scale, weight, dweight, statistics):
+    """(dshift or None, dscale), the sums over each image's tokens; adds to dweight what comes of them."""
+    B, T, C = x.shape
     lanes, tiles, chunk, chunks = cut(B, T, C, 4) if version == 2 else (0, 0, T, 1)
-    kinds = 2 if need_dshift else 1
-    sums = empty((kinds * B, chunks, C), np.float32, like=x)
-    dscales = sums if version == 2 or not need_dshift else sums[B:]
+    kinds = 2 if which.shifted else 1
+    sums = empty((kinds * B, chunks, C), np.float32, like=x)  # dshift's, if any, then dscale's
+    dscales = sums if version == 2 or not which.shifted else sums[B:]
     dscales, shares = (dscales.reshape(-1),), None
     if weight is not None:
-        shares = empty((B * chunks, C), np.float32, like=x)
-        dscales = *dscales, shares.reshape(-1), scale_, weight
-    launch_dx = BACKWARD[version, which._replace(shifted=True)]
+        shares = empty((B * chunks, C), np.float32, like=x)  # each chunk's of dweight
+        dscales = *dscales, shares.reshape(-1), scale.reshape(-1), weight
+    arrays = dy.reshape(-1), x.reshape(-1), *statistics
     if version == 1:
-        launch(launch_dx, B * T, BLOCK, dy_, x_, scales, *given, dx.reshape(-1), T, C)
-        launch(SUMS[1, which], -(-B * C // BLOCK), BLOCK, dy_, x_, *given, sums[:B].reshape(-1), dscales, T, C)
+        launch(SUMS[1, which], -(-B * C // BLOCK), BLOCK, *arrays, sums[:B].reshape(-1), dscales, T, C)
     else:
-        launch(launch_dx, -(-B * T // ROWS), BLOCK, dy_, x_, scales, *given, dx.reshape(-1), B * T, T, C)
-        launch(SUMS[2, which], (chunks, tiles, B), BLOCK, dy_, x_, *given, dscales, T, C, lanes, chunk)
+        launch(SUMS[2, which], (chunks, tiles, B), BLOCK, *arrays, dscales, T, C, lanes, chunk)
     if dweight is not None and shares is not None:
         add_rows(shares, dweight)
     sums = sums.reshape(kinds * B, C) if chunks == 1 else sample_sum(sums)
-    return dx, sums[:B] if need_dshift else None, sums[-B:] if need_dshift else sums
+    return (sums[:B], sums[-B:]) if which.shifted else (None, sums)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------
@@ -498,4 +477,5 @@ def adaln_forward_cost(B, T, C):
 
 
 def adaln_backward_cost(B, T, C):
+    """(bytes, FLOPs): dx from dy and x, and the sums for dshift and dscale, which read both again."""
     return 4 * (5 * B * T * C + 3 * B * C + 4 * B * T), 16 * B * T * C

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels.transformer import adaln as A
+from numdiff.kernels.transformer.norms import NORMS, Norm
 from tests.conftest import apart, numerical_gradient, quick, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 1, 3), odd=(2, 3, 12), not_aligned=(2, 5, 33), one_vector=(3, 9, 4), tokens=(4, 64, 384),
@@ -91,7 +92,7 @@ def test_gradient(rng):
 @shapes(minimal=(1, 1, 3), odd=(2, 3, 12), not_aligned=(2, 5, 33), wide=(2, 7, 1152), large=(2, 700, 192))
 @versions(1, 2)
 @USABLE
-@pytest.mark.parametrize("norm", A.NORMS[1:], ids=str)
+@pytest.mark.parametrize("norm", NORMS[1:], ids=str)
 @where(lambda engine, norm: engine != "ptx" or str(norm) == "rms weighted")  # test_compile_logs.py has the others
 @quick(lambda engine, norm, shape, version: engine != "emulator" or shape[-1] == 3 or version == 2 and (
     norm.rms == norm.weighted))
@@ -171,7 +172,7 @@ def test_wrong_arguments_say_so(engine):
         A.adaln_forward(x, v, v, weight=v)
 
 
-@pytest.mark.parametrize("norm", [A.Norm(True, True, True), A.Norm(True, True, False)], ids=str)
+@pytest.mark.parametrize("norm", [Norm(True, True, True), Norm(True, True, False)], ids=str)
 def test_sums_of_a_weighted_norm_in_two_passes(engine, rng, monkeypatch, norm):
     """Two chunks of an image's tokens, which else takes a thousand of them."""
     cut = A.cut

@@ -6,9 +6,9 @@ import pytest
 from numdiff.device import download
 from numdiff.kernels.quantise import PARTIALS, quantise_forward
 from numdiff.kernels.transformer import columns as Co
-from numdiff.kernels.transformer.adaln import NORMS, Norm
 from numdiff.kernels.transformer.gate_adaln import launcher as G
 from numdiff.kernels.transformer.gate_adaln.reference import gate_adaln_forward_reference
+from numdiff.kernels.transformer.norms import NORMS, Norm
 from numdiff.nn import functional as F
 from numdiff.nn.tensor import Parameter, Tape, Tensor
 from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where

@@ -30,7 +30,7 @@ from ....device.requires import requires
 from ....device.specialise import Constant, Variants
 from ...common import warp_sum
 from ...quantise import keep_largest, store_rounded8
-from ..adaln import RMS, SHIFTED, WEIGHTED, average_of
+from ..norms import RMS, SHIFTED, WEIGHTED, average_of
 from .forward import EIGHT, EIGHT_KEYS, GATED, KEYS, SWEEP, SWEEPS, WARP, gated, kernel_of, normalised
 
 STAGES = 2  # tokens of a warp in shared memory: the one that it works on, and the next

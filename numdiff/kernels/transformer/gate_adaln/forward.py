@@ -27,7 +27,7 @@ from ....device.requires import requires
 from ....device.specialise import Constant, Variants
 from ...common import warp_sum
 from ...quantise import keep_largest, store_rounded8
-from ..adaln import NORMS, RMS, SHIFTED, WEIGHTED
+from ..norms import NORMS, RMS, SHIFTED, WEIGHTED
 
 WARP = 32
 BLOCK = 256  # threads

@@ -61,9 +61,10 @@ from ...elementwise import add_forward
 from ...quantise import quantise_forward
 from ...second_pass import add_rows
 from ...versions import capped, versions_by_name
-from ..adaln import Norm, adaln_backward, adaln_forward, check_norm
+from ..adaln import adaln_backward, adaln_forward
 from ..columns import Columns, as_columns
 from ..gate import gate_backward, gate_forward
+from ..norms import Norm, check_norm
 from .backward import BACKWARD, EIGHT_BACKWARD, Chunks, Factors, Places, choose_plan
 from .forward import (
     BLOCK,
