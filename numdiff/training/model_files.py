@@ -232,6 +232,7 @@ def read_any(source, weights=None, diffusion=None, free=None, guess=False):
         state_dict, told = read_weights(source, wanted) if folder is None else read_diffusers_folder(folder, wanted)
         known = [kind.foreign(guess) for kind in reversed(kinds.KINDS.values())]  # the first takes whatever is left
         foreign = next(found for found in known if found.recognises(state_dict))
+        training = told.pop("training", {})
         if guess:
             with _told_of(source):
                 shown = {*told, *foreign.shown_by(state_dict)}
@@ -248,7 +249,8 @@ def read_any(source, weights=None, diffusion=None, free=None, guess=False):
             diffusion = {name: value for name, value in diffusion.items() if value is not None}
         diffusion = complete_diffusion(source, foreign.may_rescale, told, diffusion, foreign.usual_path(options))
         state_dict, options = foreign.in_our_time(state_dict, options, diffusion, folder is None)
-        found = ModelFile(source, foreign.kind.name, options, to_numdiff_layout(state_dict), diffusion, remarks=remarks)
+        found = ModelFile(source, foreign.kind.name, options, to_numdiff_layout(state_dict), diffusion,
+                          training.get("step", 0), training.get("classes"), None, training.get("pictures"), remarks)
     broken = [name for name, array in found.arrays.items() if not np.isfinite(array).all()]
     if broken:
         raise NumdiffError(f"{source} holds values that are not finite, first in {broken[0]}; use another checkpoint.")
@@ -300,16 +302,18 @@ def convert(source, target, weights=None, diffusion=None, conv_resample=False, *
     if conv_resample:
         state_dict, options = foreign.with_convolutions(to_torch_layout(arrays), options)
         arrays = to_numdiff_layout(state_dict)
-    notes = found.remarks
+    notes, training = found.remarks, {**({"step": step} if step else {}), **kept}
     if suffix == ".h5":
         write_model_file(target, options, arrays, diffusion, step, kind.name, source=pathlib.Path(source).name, **kept)
     elif suffix == "":
-        notes = notes + foreign.write_folder(target, options, to_torch_layout(arrays), diffusion)
+        notes = notes + foreign.write_folder(target, options, to_torch_layout(arrays), diffusion, training)
     else:
         with atomic_file(target, "the weights") as file:
             state_dict = foreign.exported(foreign.in_their_time(to_torch_layout(arrays), diffusion), options)
-            write_state_dict(file, state_dict, EXPORTS[suffix], options, diffusion)
+            left = write_state_dict(file, state_dict, EXPORTS[suffix], options, diffusion, training)
         notes = notes + foreign.notes(options, diffusion)
+        notes += [("left out", f"the names of {len(left['classes']):,} classes, for which an .npz has no place: "
+                               ".safetensors has")] if left else []
     return Conversion(kind.name, options, kind.count_parameters(options)[0], step, diffusion, notes)
 
 

@@ -19,9 +19,14 @@ from .unet_cu import is_unet_cu, read_unet_cu
 
 METADATA = "numdiff_options"  # where an export stores the model options: safetensors' metadata, the comment of an npz
 DIFFUSION = "numdiff_diffusion"  # and where it stores those of the diffusion
+TRAINING = "numdiff_training"  # and what no option says: see `TRAINED`
+LONGEST_COMMENT = (1 << 16) - 1  # bytes of a zip's
 SAFETENSORS_HEADER_BYTES = 32 << 20
 SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
                "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
+TRAINED = schema.record({}, {  # the step it was saved after, the classes' names, how the run drew its own pictures
+    "step": schema.integer(0), "classes": schema.items(schema.text(1 << 16), 1 << 20),
+    "pictures": schema.record({}, {}, schema.anything)}, schema.anything)
 
 
 def load_state_dict(path, weights="ema"):
@@ -37,8 +42,8 @@ def load_state_dict(path, weights="ema"):
 
 
 def read_weights(path, weights="ema"):
-    """(state dict as from `load_state_dict`, what else the file says): options of the model, and for the diffusion its
-    options ("diffusion") or a table ("betas", "alphas_cumprod").
+    """(state dict as from `load_state_dict`, what else the file says): options of the model, for the diffusion its
+    options ("diffusion") or a table ("betas", "alphas_cumprod"), and under "training" what `TRAINED` has.
     """
     if weights not in ("ema", "raw"):
         raise UsageError(f"unknown weights {weights!r}: use ema or raw.")
@@ -143,24 +148,29 @@ def _parse_comment(text):
 
 
 def _told_all(metadata):
-    """Options of the model, and of its diffusion under "diffusion", from a file's metadata."""
+    """Options of the model, of its diffusion under "diffusion", and "training", from a file's metadata."""
     if not isinstance(metadata, dict):
         return {}
-    diffusion = _told(metadata, DIFFUSION)
-    return {**_told(metadata, METADATA), **({"diffusion": diffusion} if diffusion else {})}
+    more = {"diffusion": _told(metadata, DIFFUSION), "training": _told(metadata, TRAINING, TRAINED)}
+    return {**_told(metadata, METADATA), **{name: told for name, told in more.items() if told}}
 
 
-def _told(metadata, key):
+def _told(metadata, key, wanted=schema.options):
     """The dict under a key of a file's metadata, or {} for anything else that someone wrote under that name."""
     with contextlib.suppress(schema.Mismatch):
-        return schema.check(schema.parse_json(str(metadata.get(key, "{}"))), schema.options, "options")
+        return schema.check(schema.parse_json(str(metadata.get(key, "{}"))), wanted, "options")
     return {}
 
 
-def write_state_dict(file, state_dict, kind, options=None, diffusion=None):
+def write_state_dict(file, state_dict, kind, options=None, diffusion=None, training=None):
     """Write {name: array} to an open binary file as `kind`, "npz" or "safetensors", with the options of the model and
-    of its diffusion."""
-    metadata = {key: json.dumps(told) for key, told in ((METADATA, options), (DIFFUSION, diffusion)) if told}
+    of its diffusion, and `training` (as `TRAINED` says). Returns what of the latter the file has no place for: {}, or
+    in an npz, whose comment is short, the names of many classes."""
+    told = {METADATA: options, DIFFUSION: diffusion, TRAINING: training}
+    metadata, left = {key: json.dumps(value) for key, value in told.items() if value}, {}
+    if kind == "npz" and "classes" in (training or {}) and len(json.dumps(metadata)) > LONGEST_COMMENT:
+        left = {"classes": training["classes"]}
+        metadata[TRAINING] = json.dumps({key: value for key, value in training.items() if key not in left})
     if kind == "npz":
         with zipfile.ZipFile(file, "w") as archive:  # as np.savez, with a comment, which np.load ignores
             for name, array in state_dict.items():
@@ -172,3 +182,4 @@ def write_state_dict(file, state_dict, kind, options=None, diffusion=None):
         file.write(_safetensors().numpy.save({k: np.ascontiguousarray(v) for k, v in state_dict.items()}, metadata))
     else:
         raise ValueError(f"unknown kind {kind!r}: use npz or safetensors")
+    return left

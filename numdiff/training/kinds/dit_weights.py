@@ -132,7 +132,7 @@ class DiTWeights(Weights):
             return [("elsewhere", f"in LightningDiT's code: LightningDiT({block}){told}")]
         return [("elsewhere", text) for text in told_of_objective(diffusion)]
 
-    def write_folder(self, folder, sizes, state_dict, diffusion):
+    def write_folder(self, folder, sizes, state_dict, diffusion, training=None):
         if any(SLA in name and np.any(array) for name, array in state_dict.items()):
             raise UsageError("diffusers' DiT has no sparse-linear attention, whose linear part this model has learned: "
                              "write .safetensors or .npz instead.")
@@ -146,7 +146,7 @@ class DiTWeights(Weights):
         try:
             with atomic_pair(folder / WEIGHTS, "the weights", folder / CONFIG, "the configuration", config) as file:
                 write_state_dict(file, diffusers_state_dict(state_dict, sizes["depth"]), "safetensors", sizes,
-                                 diffusion)
+                                 diffusion, training)
         except BaseException:
             if made:
                 with contextlib.suppress(OSError):  # it holds something

@@ -83,8 +83,9 @@ class Weights:
         such model."""
         raise UsageError(f"--conv-resample means nothing for a {self.kind.title}: leave it out.")
 
-    def write_folder(self, folder, sizes, state_dict, diffusion):
-        """Write diffusers' folder; returns notes. A `UsageError` for a model that diffusers' DiT cannot be."""
+    def write_folder(self, folder, sizes, state_dict, diffusion, training=None):
+        """Write diffusers' folder, with `training` as `write_state_dict` takes it; returns notes. A `UsageError` for a
+        model that diffusers' DiT cannot be."""
         raise UsageError(f"OUT is {str(folder)!r}, a folder in diffusers' layout, which is for a DiT, and this is a "
                          f"{self.kind.title}: let it end in .safetensors or .npz.")
 

@@ -1,0 +1,71 @@
+"""What a converted file keeps beside weights and options: the step, the names of the classes, how the run drew."""
+import json
+
+import numpy as np
+import pytest
+import safetensors
+
+from numdiff import load
+from numdiff.nn import DiT
+from numdiff.nn.convert import read_weights, write_state_dict
+from numdiff.training.checkpoint import checkpoint_name, save_checkpoint
+from numdiff.training.initial import read_any
+from numdiff.training.model_files import convert, read_model_file
+
+NAMES = ["cat", "dög"]
+PICTURES = {"sampler": "heun", "steps": 7, "cfg_scale": 1.5, "cfg_interval": None}
+
+
+def saved(folder, classes=NAMES):
+    """A run's folder with a DiT of these classes."""
+    model = DiT(image_size=8, patch_size=4, hidden_size=32, depth=1, num_heads=2, num_classes=len(classes),
+                device="cpu")
+    data = np.random.default_rng(0).standard_normal(model.parameters.total).astype(np.float32)
+    folder.mkdir()
+    save_checkpoint(folder / checkpoint_name(20), {"parameters": data, "m": data}, {
+        "model": "dit", "model_options": model.options, "index": model.parameters.index, "step": 20,
+        "classes": classes, "diffusion": {"steps": 50, "schedule": "cosine", "prediction": "v"}, "pictures": PICTURES})
+    return folder
+
+
+@pytest.mark.parametrize("target", ["w.safetensors", "w.npz", "folder"])
+def test_there_and_back_nothing_is_lost(tmp_path, target):
+    run = saved(tmp_path / "run")
+    convert(run, tmp_path / target)
+    result = convert(tmp_path / target, tmp_path / "back.h5")
+    assert result.step == 20
+    options, arrays, meta = read_model_file(tmp_path / "back.h5")
+    before, there, old = read_model_file(run)
+    assert options == before and all(np.array_equal(arrays[name], there[name]) for name in there)
+    assert {name: meta[name] for name in ("step", "classes", "pictures", "diffusion")} == {
+        name: old[name] for name in ("step", "classes", "pictures", "diffusion")}
+    assert load(tmp_path / "back.h5", "cpu").meta["classes"] == NAMES
+    assert read_any(tmp_path / target).classes == NAMES  # as `--init` reads it
+
+
+def test_the_names_of_many_classes_have_no_place_in_an_npz(tmp_path):
+    names = [f"a class of number {k}" for k in range(4000)]
+    run = saved(tmp_path / "run", names)
+    assert convert(run, tmp_path / "w.npz").notes[-1] == (
+        "left out", "the names of 4,000 classes, for which an .npz has no place: .safetensors has")
+    found = read_any(tmp_path / "w.npz")
+    assert (found.classes, found.step, found.pictures, found.options["num_classes"]) == (None, 20, PICTURES, 4000)
+    convert(run, tmp_path / "w.safetensors")
+    assert read_any(tmp_path / "w.safetensors").classes == names
+
+
+@pytest.mark.parametrize("wrong", [
+    {"step": -1}, {"step": 1.5}, {"step": "20"}, {"classes": "cat"}, {"classes": [1, 2]}, {"pictures": [1]}, [1], "x",
+    None])
+def test_what_somebody_else_wrote_there_is_left_alone(tmp_path, wrong):
+    with open(tmp_path / "w.safetensors", "wb") as file:
+        write_state_dict(file, {"a": np.ones(3, np.float32)}, "safetensors", training=wrong)
+    assert "training" not in read_weights(tmp_path / "w.safetensors")[1]
+
+
+def test_other_readers_of_safetensors_are_undisturbed(tmp_path):
+    convert(saved(tmp_path / "run"), tmp_path / "w.safetensors")
+    with safetensors.safe_open(tmp_path / "w.safetensors", "np") as file:
+        told = file.metadata()
+        assert told["format"] == "pt" and json.loads(told["numdiff_training"])["classes"] == NAMES
+        assert "blocks.0.attn.qkv.weight" in file.keys()
