@@ -1,4 +1,6 @@
 """Command-line options from the table of settings (numdiff/settings.py), and commands from the kinds of models."""
+import re
+
 import click
 
 from numdiff.errors import UsageError
@@ -197,6 +199,12 @@ def _help(line, model):
         told = "; ".join(f"{preset}: {text(value)}" for preset, value in values if value is not None)
         return f"{line.help}  [{told}]"
     return line.help + ("" if values[0][1] is None else f"  [default: {text(values[0][1])}]")
+
+
+def text_of_default(line):
+    """What it means to leave a setting out that no preset fills, as its help says it."""
+    told = re.search(r"\[default: ([^]]*)\]$", line.help)
+    return told[1] if told else "none"
 
 
 def _of_emoji(line, model):

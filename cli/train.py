@@ -6,7 +6,7 @@ import click
 from numdiff.settings import flag
 
 from .output import echo
-from .settings import KindGroup, Setting, classes_by_number, kind_command, text
+from .settings import KindGroup, Setting, classes_by_number, kind_command, text, text_of_default
 
 OPTIONS = (
     click.option("--resume", metavar="RUN", is_flag=False, flag_value="auto", cls=Setting, heading="Run",
@@ -47,10 +47,10 @@ def run_training(model, resume, dry_run, new_data, **given):
     else:
         options = resolve({"model": model, **given})
     if dry_run:
-        from numdiff.training.options import settings_of
-        for name in ("model", *settings_of(model)):
+        from numdiff.training import kinds
+        for name, line in kinds.get(model).table.items():
             value = getattr(options, name)
-            echo(f"{name:<24} {'default' if value is None else text(value)}")
+            echo(f"{name:<24} {text_of_default(line) if value is None else text(value)}")
         from numdiff.training.build import describe_without_training
         from numdiff.training.price import with_and_without
         for line in describe_without_training(options, with_and_without):
