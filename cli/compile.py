@@ -2,7 +2,7 @@
 import click
 
 from .output import echo
-from .settings import KindGroup, Setting, classes_by_number, kind_command
+from .settings import KindGroup, Setting, classes_given, kind_command
 
 OPTIONS = (
     click.option("--capability", metavar="X.Y", cls=Setting, heading="Machine",
@@ -20,4 +20,4 @@ def compile():
 def run_compiling(model, capability, ranks, **given):
     from numdiff.training.plan import compile_run
 
-    compile_run({"model": model, **classes_by_number(model, given)}, capability, ranks, echo)
+    compile_run({"model": model, **classes_given(model, given)}, capability, ranks, echo)

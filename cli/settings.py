@@ -109,12 +109,17 @@ def kind_command(kind, command, *names, options=(), run):
     return click.command(kind.name, cls=GroupedCommand, help=kind.say(command))(callback)
 
 
-def classes_by_number(model, given):
-    """`--classes 1000` of a kind that may have any number of classes is their number; else they are names.
+def classes_given(model, given):
+    """`--classes all` is every class of the data, unless one is called so, also where a preset would choose a few;
+    `--classes 1000` of a kind that may have any number of classes is their number; else they are names.
 
     A `UsageError` where a class of the data has that number for its name.
     """
     names = given.get("classes")
+    if names and len(names) == 1 and names[0].lower() == "all":
+        from numdiff.data.folders import class_names
+        found = class_names(given.get("data"))
+        return given if names[0] in found else {**given, "classes": tuple(found) if given.get("data") is None else None}
     by_number = "num_classes" in kinds.get(model).table and given.get("num_classes") is None
     if not (by_number and names and len(names) == 1 and names[0].isdecimal() and len(names[0]) < 19):
         return given

@@ -6,7 +6,7 @@ import click
 from numdiff.settings import flag
 
 from .output import echo
-from .settings import KindGroup, Setting, classes_by_number, kind_command, text, text_of_default
+from .settings import KindGroup, Setting, classes_given, kind_command, text, text_of_default
 
 OPTIONS = (
     click.option("--resume", metavar="RUN", is_flag=False, flag_value="auto", cls=Setting, heading="Run",
@@ -30,7 +30,7 @@ def run_training(model, resume, dry_run, new_data, **given):
     from numdiff.training.options import load_options, resolve, resolve_resumed
     from numdiff.training.run_folder import check_outdir, find_resume
 
-    given = classes_by_number(model, given)
+    given = classes_given(model, given)
     if new_data and not resume:
         raise UsageError("--new-data needs --resume; add it, or leave --new-data out.")
     given = {name: value for name, value in given.items() if value is not None}

@@ -167,7 +167,7 @@ class Data:
         "Dataset, as `numdiff data import` writes it, or a folder of pictures, decoded once.  [default: emoji64.h5, "
         "installed with numdiff]", unit="FILE.h5", resume=True)
     classes: tuple[str, ...] | None = setting(None,
-        "Names of the classes to train on, separated by commas.  [default: all]", unit="NAME,…")
+        "Names of the classes to train on, separated by commas, or `all`.  [default: all]", unit="NAME,…")
     image_size: int = setting(64, "Side of the images; must divide that of the dataset's images.", unit="PX", low=1,
         high=4096, model=SAME)
     channels: int | None = setting(None, "Channels of the images.  [default: those of the dataset]", unit="N", low=1,

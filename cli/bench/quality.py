@@ -4,7 +4,7 @@ import click
 from numdiff.training.options import settings_of
 
 from ..output import echo
-from ..settings import KindGroup, ListOf, classes_by_number, kind_command
+from ..settings import KindGroup, ListOf, classes_given, kind_command
 from .shared import check_results, measured_by, model_name
 
 OF_RUNS = ("checkpoint_every", "keep", "ema_std", "ema_snapshots", "sample_every", "sample_count", "log_every")
@@ -58,8 +58,9 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
     from numdiff.training.options import resolve
     from numdiff.training.report import save_png
 
-    given = {name: value for name, value in classes_by_number(model, given).items() if value is not None}
-    given.setdefault("data", default_path())  # named: all its classes, of which the presets choose a few
+    if given.get("data") is None:
+        given["data"] = default_path()  # named: all its classes, of which the presets choose a few
+    given = {name: value for name, value in classes_given(model, given).items() if value is not None}
     targets = check_targets(TARGETS if target is None else target)
     check_ending("--grid", grid, ".png")
     check_results(png, ("--grid", "the picture", grid), ("--json", "what was measured", json))

@@ -15,6 +15,8 @@ from click.testing import CliRunner
 from PIL import Image
 
 import numdiff
+from numdiff.data import open_dataset
+from numdiff.data.folders import class_names
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT
 from numdiff.settings import flag
@@ -22,6 +24,7 @@ from numdiff.training.checkpoint import checkpoint_name, save_checkpoint
 from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve, settings_of
 from numdiff.training.run_folder import create_run
+from numdiff_cli import settings
 from numdiff_cli.main import COMMANDS, main
 from tests.conftest import needs
 
@@ -96,6 +99,28 @@ def test_a_dry_run_says_what_settings_mean_that_are_left_out():
     shown = dict(line.split(maxsplit=1) for line in lines)
     assert shown["init"] == "none" and shown["microbatch"] == "the batch"
     assert shown["channels"] == "those of the dataset" and "default" not in shown.values()
+
+
+@pytest.mark.parametrize("name, given, expected", [
+    ("unet", ["--classes", "ALL"], ",".join(class_names())), ("unet", [], "Smileys & Emotion"),
+    ("dit", ["--classes", "all"], ",".join(class_names())), ("dit", ["--classes", "all,all"], "all,all")])
+def test_all_classes_without_their_names(name, given, expected):
+    """Where a preset would choose a few."""
+    shown = run("train", name, "--device", "cpu", "--dry-run", *given)
+    assert re.search(rf"^classes +{re.escape(expected)}$", shown.output, re.MULTILINE), shown.output
+
+
+@pytest.mark.parametrize("names, expected", [(["all", "some"], ["all"]), (["some"], ["some"]), ([], None)])
+def test_all_classes_of_data(tmp_path, names, expected):
+    """Unless one is called so; data without classes are taken as they are."""
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["images"] = np.zeros((4, 32, 32, 3), np.uint8)
+        if names:
+            file["labels"] = np.arange(4) % len(names)
+            file.attrs["classes"] = names
+    given = settings.classes_given("unet", {"data": str(tmp_path / "d.h5"), "classes": ("all",)})
+    shown = open_dataset(given["data"], None, given["classes"])
+    assert (shown.classes or None) == expected and len(shown) == 4 // (len(names) or 1) * len(expected or [1])
 
 
 def test_version():
