@@ -62,8 +62,9 @@ def convert(source, target, outdir, weights, image_size, num_head_channels, num_
     model file (`numdiff sample` takes it), or in .npz or .safetensors for the public names and PyTorch's layout;
     without a suffix it is a folder in diffusers' layout (DiT only).
 
-    The sizes of the model follow from the weights. Unless IN is unet.cu's or numdiff's own, you must give what weights
-    do not show: the image size and the attention heads; for a DiT only the image size, and only if IN has no pos_embed.
+    The sizes of the model follow from the weights. Unless IN is unet.cu's or was written by numdiff, you must give what
+    weights do not show: the image size and the attention heads; for a DiT only the image size, and only if IN has no
+    pos_embed.
 
     \b
     numdiff convert DiT-XL-2-256x256.pt dit-xl-2.h5

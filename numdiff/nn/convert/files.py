@@ -26,7 +26,7 @@ SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "
                "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
 TRAINED = schema.record({}, {  # the step it was saved after, the classes' names, how the run drew its own pictures
     "step": schema.integer(0), "classes": schema.items(schema.text(1 << 16), 1 << 20),
-    "pictures": schema.record({}, {}, schema.anything)}, schema.anything)
+    "pictures": schema.options}, schema.anything)
 
 
 def load_state_dict(path, weights="ema"):
@@ -167,19 +167,30 @@ def write_state_dict(file, state_dict, kind, options=None, diffusion=None, train
     of its diffusion, and `training` (as `TRAINED` says). Returns what of the latter the file has no place for: {}, or
     in an npz, whose comment is short, the names of many classes."""
     told = {METADATA: options, DIFFUSION: diffusion, TRAINING: training}
-    metadata, left = {key: json.dumps(value) for key, value in told.items() if value}, {}
-    if kind == "npz" and "classes" in (training or {}) and len(json.dumps(metadata)) > LONGEST_COMMENT:
+    metadata, left = {key: _as_json(value) for key, value in told.items() if value}, {}
+    if kind == "npz" and "classes" in (training or {}) and len(_as_json(metadata).encode()) > LONGEST_COMMENT:
         left = {"classes": training["classes"]}
-        metadata[TRAINING] = json.dumps({key: value for key, value in training.items() if key not in left})
+        metadata[TRAINING] = _as_json({key: value for key, value in training.items() if key not in left})
     if kind == "npz":
         with zipfile.ZipFile(file, "w") as archive:  # as np.savez, with a comment, which np.load ignores
             for name, array in state_dict.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
-            archive.comment = json.dumps(metadata).encode() if metadata else b""
+            archive.comment = _as_json(metadata).encode() if metadata else b""
     elif kind == "safetensors":
         metadata["format"] = "pt"  # PyTorch's layout; some readers require it
         file.write(_safetensors().numpy.save({k: np.ascontiguousarray(v) for k, v in state_dict.items()}, metadata))
     else:
         raise ValueError(f"unknown kind {kind!r}: use npz or safetensors")
     return left
+
+
+def _as_json(value):
+    """JSON whose letters are not escaped, unless one of them is half a surrogate pair, which is no Unicode: within JSON
+    within a zip's comment, a Chinese one has 3 bytes and not 7."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text

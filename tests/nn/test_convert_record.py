@@ -1,0 +1,75 @@
+"""What numdiff's `.npz` and `.safetensors` tell beside the tensors: texts from outside, where other programs do not
+look."""
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from numdiff.nn.convert import read_weights, write_state_dict
+from numdiff.nn.convert.files import LONGEST_COMMENT
+
+KINDS = ["npz", "safetensors"]
+STATE = {"a.weight": np.ones((2, 3), np.float32), "a.bias": np.zeros(2, np.float32)}
+OPTIONS, DIFFUSION = {"image_size": 8}, {"prediction": "v"}
+
+
+def written(path, kind, training):
+    """What `write_state_dict` says that it left out."""
+    with open(path, "wb") as file:
+        return write_state_dict(file, STATE, kind, OPTIONS, DIFFUSION, training)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("names", [
+    ["cat", "cat", ""], ['"a"\\', "new\nline", "\x1b[31m"], [f"{'猫' * 10}{k:04}" for k in range(1000)],
+    ["\ud800", "dög"]], ids=["plain", "escaped", "a thousand in Chinese", "no Unicode"])
+def test_names_of_every_kind_come_back(tmp_path, kind, names):
+    training = {"step": 3, "classes": names, "pictures": {"sampler": "heun", "steps": 7, "cfg_interval": [0.1, 2.0]}}
+    assert written(tmp_path / "w", kind, training) == {}
+    state, told = read_weights(tmp_path / "w")
+    assert set(state) == set(STATE)
+    assert told == {**OPTIONS, "diffusion": DIFFUSION, "training": training}
+
+
+@pytest.mark.parametrize("letter, longest", [("a", 66), ("猫", 22), ('"', 16)])
+def test_a_comment_holds_all_or_tells_what_it_does_not(letter, longest):
+    """Names of as many letters as a zip's comment has place for, and of one more: never a comment cut off."""
+    def left(length):
+        stream = io.BytesIO()
+        result = write_state_dict(stream, STATE, "npz", None, None, {"step": 1, "classes": [letter * length] * 900})
+        with zipfile.ZipFile(stream) as archive:
+            assert 0 < len(archive.comment) <= LONGEST_COMMENT
+            told = json.loads(json.loads(archive.comment)["numdiff_training"])
+        assert told.keys() | result.keys() == {"step", "classes"} and not told.keys() & result.keys()
+        with np.load(stream) as arrays:
+            assert arrays.files == list(STATE)  # all that load_state_dict(strict=True) is given
+        return bool(result)
+
+    assert not left(longest) and left(longest + 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", [
+    '{"step": NaN}', '{"step": 1e999}', '{"step": true}', '{"step": 9007199254740993}', '{"classes": [["a"]]}',
+    '{"classes": {"0": "a"}}', '{"pictures": {"steps": {"a": 1}}}', '{"pictures": {"steps": [[1]]}}', '{"step": 3',
+    "[" * 60000, '{"step": 3}, {}'], ids=range(11))
+def test_what_is_no_record_is_left_alone(tmp_path, kind, text):
+    """Types, ranges and depths; the weights, and what else the file tells, are read all the same."""
+    metadata = {"numdiff_options": json.dumps(OPTIONS), "numdiff_training": text}
+    if kind == "npz":
+        np.savez(tmp_path / "w.npz", **STATE)
+        with zipfile.ZipFile(tmp_path / "w.npz", "a") as archive:
+            archive.comment = json.dumps(metadata).encode()
+    else:
+        safetensors.numpy.save_file(STATE, tmp_path / "w.safetensors", metadata)
+    state, told = read_weights(tmp_path / f"w.{kind}")
+    assert set(state) == set(STATE) and told == OPTIONS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_of_a_newer_numdiff_are_passed_over(tmp_path, kind):
+    written(tmp_path / "w", kind, {"step": 3, "colour": {"deep": [1, None]}})
+    assert read_weights(tmp_path / "w")[1]["training"]["step"] == 3
