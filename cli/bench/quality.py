@@ -69,9 +69,8 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
          f"{options.precision}, {options.steps:,} steps")
     sampling = given.get("sampler", SAMPLER), given.get("sample_steps", SAMPLE_STEPS)
     broken = rules_broken(options, samples, *sampling, given.get("cfg_scale"))
-    no_row = f"row          none of LEADERBOARD.md, for {', '.join(broken)}"
-    if broken:
-        echo(no_row)
+    if broken:  # said before the training, which may take long
+        echo(f"row          none of LEADERBOARD.md, for {', '.join(broken)}")
     record = bench_quality(
         options, targets, every, samples, *sampling, sample_batch, given.get("cfg_scale"), echo,
         lambda so_far: write_json(json, so_far, "what was measured") if json else None,
@@ -84,7 +83,7 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
         echo(f"curve        {png}")
     if grid:
         echo(f"samples      {grid}")
-    if not broken and any("seconds" in row for row in record["targets"]):
-        echo(f"row          {leaderboard_row(record, revision(), command_of(sys.argv[1:]))}")
-    else:
-        echo(no_row if broken else "row          none of LEADERBOARD.md: no target was reached")
+    if not broken:
+        reached = any("seconds" in row for row in record["targets"])
+        echo(f"row          {leaderboard_row(record, revision(), command_of(sys.argv[1:]))}" if reached else
+             "row          none of LEADERBOARD.md: no target was reached")

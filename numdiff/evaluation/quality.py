@@ -216,16 +216,18 @@ def line(point, near=()):
 
 
 def conclusion(record):
-    """A line for each target: when it was reached, or how far the run came."""
+    """A line for each target: when it was reached, or how far the run came; then what kept a measurement from counting.
+    """
     best = min(record["points"], key=lambda point: point["spatial_frechet_distance"])
-    copies = "" if counts(best) else f" at a recall of {best['recall']:.2f}, and below {RECALL:g} nothing counts"
     for row in record["targets"]:
         if "seconds" in row:
             yield (f"target {row['target']:g}: {row['seconds']:.1f} s of training, {row['step']:,} steps, "
                    f"{row['images']:,} images, {row['tflop']:,.4g} TFLOP")
         else:
             yield (f"target {row['target']:g}: not reached in {record['points'][-1]['step']:,} steps; the best was "
-                   f"{best['spatial_frechet_distance']:.3f} after {best['step']:,}{copies}")
+                   f"{best['spatial_frechet_distance']:.3f} after {best['step']:,}")
+    if not counts(best) and any("seconds" not in row for row in record["targets"]):
+        yield f"the best had a recall of {best['recall']:.2f}, and below {RECALL:g} nothing counts"
     if "fault" in record:
         yield f"the run ended early: {record['fault']}"
 
