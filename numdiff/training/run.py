@@ -409,17 +409,19 @@ def _train(options, trainer, previews, run_dir, output):
         if trainer.step == options.steps:  # it was killed before its pictures
             saved = trainer.step
             draw_all()
+        reports = []
         while trainer.step < options.steps:
-            reports = []
             steps = steps_until_next_event(trainer.step, options, communicator.size)
             for part in trainer.run(steps, options.log_every, asked):
                 reports += part
                 if (reports[-1].step + 1) % options.log_every == 0:
                     communicator.first(report, reports)
                     reports = []
-            if reports:
-                communicator.first(report, reports)
-            if number := communicator.largest(asked()):
+            number = communicator.largest(asked())
+            if reports and (number or due(options.checkpoint_every) or due(options.sample_every)):
+                communicator.first(report, reports)  # a resumed run starts from here, or the loss is drawn
+                reports, number = [], communicator.largest(asked())
+            if number:
                 stop(number)
             if options.ema_std and due(snapshot_every(options)):
                 with pause(), doing(f"storing the averages of step {trainer.step}"):

@@ -1,5 +1,6 @@
 """Averages of any width after the training: against closed forms, and against averages that were kept on the way."""
 import copy
+import json
 import math
 import os
 
@@ -16,6 +17,7 @@ from numdiff.nn import AdamW, Linear, Model
 from numdiff.training import post_hoc_ema as P
 from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from numdiff.training.options import resolve, resolve_resumed
+from numdiff.training.report import STATS, read_stats
 from numdiff.training.run import train
 from numdiff_cli.main import main
 from tests.conftest import relative_error
@@ -183,6 +185,16 @@ def test_a_run_stores_its_averages(folder):
         np.testing.assert_array_equal(value, whole[name])
     assert not [name for name in os.listdir(folder) if not name.startswith(
         ("averages-", "checkpoint-", "options", "stats", "loss", "samples-", ".lock"))]
+
+
+def test_a_snapshot_takes_no_report_of_its_own(folder, tmp_path):
+    """Between two reports it is passed without a line; what it interrupts is in the next one, also after a resume."""
+    part = run(tmp_path, 6, ema_std=KEPT, log_every=4, ema_snapshots=3, checkpoint_every=5)
+    run(tmp_path, 11, resume=part, ema_std=KEPT, log_every=4, ema_snapshots=5, checkpoint_every=5)
+    records = [json.loads(line) for line in (part / STATS).read_text().splitlines()]
+    assert [record["step"] for record in records] == [4, 5, 6, 8, 10, 11]
+    steps, losses = read_stats(part)
+    assert steps == list(range(1, 12)) and losses[:5] == read_stats(folder)[1][:5]
 
 
 def test_a_kept_width_is_itself_and_a_third_is_the_one_that_was_tracked(folder, tmp_path):
