@@ -21,7 +21,8 @@ def kernels():
 @click.option("--seed", metavar="N", type=click.IntRange(0), help="Seed of the shuffled order.  [default: 0]")
 @click.option("--against", type=click.Choice(["emulator", "cuda"]), default=None,
               help="Also compare the bits with those of this device.")
-@click.option("--version", metavar="N|NAME", callback=lambda _, __, v: int(v) if v and v.isdecimal() else v,
+@click.option("--version", metavar="N|NAME",
+              callback=lambda _, __, v: int(v) if v and v.isdecimal() and len(v) < 5 else v,
               help="Only this version of each operation: its number, or its name, such as hopper.")
 @click.option("--counts", is_flag=True,
               help="Print a table of each kernel's source lines: requests of warps, transactions per request, bank "

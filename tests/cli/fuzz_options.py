@@ -31,7 +31,8 @@ VALUES = ("0", "-1", "1", "7", "2147483648", "-2147483649", "1844674407370955161
           "1e-320", "1e39", "nan", "inf", "-inf", "-0.0", "0.9999999999999999", "²", "٣", "½", "²,²", "1,", ",", "",
           " ", "none", "a", "0x10", "1_000", "é\u202e", "\udcff", "\x1b[31m", "a" * 300, "../x", ".", "/dev/null/x",
           "-", "--")
-MEASUREMENTS = ("benchmark.step.bench_step", "benchmark.sample.bench_sample", "benchmark.kernels.bench_kernels",
+MEASUREMENTS = ("benchmark.block.bench_block", "benchmark.data.bench_data", "benchmark.step.bench_step",
+                "benchmark.sample.bench_sample", "benchmark.kernels.bench_kernels",
                 "benchmark.ladder.bench_ladder", "benchmark.profile.profile_step", "benchmark.tune.tune",
                 "evaluation.quality.bench_quality", "kernels.check.check_operations")
 WITH = {  # what a command needs besides, to come to an end soon

@@ -48,7 +48,8 @@ def test_the_fuzzer_sees_every_command_and_finds_what_is_wrong(monkeypatch):
     "sample ²", "train unet --resume ²", "train dit --classes ² --dry-run", "train unet --batch 1048577 --dry-run",
     "train dit --depth 2147483648 --dry-run", "train dit --mlp-ratio 1e308 --dry-run",
     "train unet --model-channels 16384 --channel-mult 256 --dry-run", "sample dit.h5 --count 2147483648",
-    "sample dit.h5 --class " + "9" * 5000, "data import pictures new.h5 --force --labels ?"])
+    "sample dit.h5 --class " + "9" * 5000, "data import pictures new.h5 --force --labels ?",
+    "kernels check softmax --device cpu --version " + "9" * 5000])
 def test_what_an_independent_test_found(arguments):
     """Each of these ended in a traceback, a hang or gigabytes. (? stands for an empty argument.)"""
     with prepared():
