@@ -8,7 +8,9 @@ from numdiff.errors import UsageError
 from numdiff.nn import UNet
 from numdiff.nn.convert import guess_unet_options
 from numdiff.nn.convert.unet import unet_shapes
+from numdiff.training.build import describe_model, model_options
 from numdiff.training.model_files import convert
+from numdiff.training.options import resolve
 from numdiff.training.step import Randomness
 from numdiff_cli.main import main
 
@@ -94,6 +96,21 @@ def test_a_class_table_of_another_program(tmp_path):
 
 def test_convnext_blocks_and_scale_shift_exclude_each_other():
     dry = "train", "unet", "--preset", "tiny", "--block", "convnext", "--dry-run", "--device", "cpu"
-    assert "1,331,331 parameters, 32 channels × (1, 2, 4), ConvNeXt blocks" in run(*dry).output
+    assert "1,331,331 parameters, 32 channels × (1, 2, 4), ConvNeXt blocks, attention at 8×8\n" in run(*dry).output
     refused = run(*dry, "--use-scale-shift-norm")
     assert refused.exit_code == 2 and "leave out --use-scale-shift-norm." in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize("more, told", [
+    ({}, "attention at 8×8"),
+    ({"image_size": 64}, "attention in the middle alone, at 16×16 (the preset's at 8×8 does not occur)"),
+    ({"image_size": 64, "attention_resolutions": (32,)},
+     "attention at 32×32, in the middle at 16×16 (the preset's at 8×8 does not occur)"),
+    ({"preset": "unet64"}, "attention at 16×16 and 8×8"),
+    ({"preset": "unet64", "image_size": 32}, "attention at 16×16 and 8×8, in the middle at 4×4"),
+    ({"preset": "unet64", "image_size": 512},
+     "attention in the middle alone, at 64×64 (the preset's at 16×16 and 8×8 does not occur)")])
+def test_the_log_says_where_attention_is(more, told):
+    """A preset's sizes may not occur where the images are of another size."""
+    options = resolve({"model": "unet", "preset": "tiny", "device": "cpu", **more})
+    assert describe_model(options, model_options(options)).endswith(f", {told}")

@@ -145,12 +145,25 @@ class UNetKind(ModelKind):
     def describe(self, options, sizes):
         return (f"{self.label(options)}: {self.count_parameters(sizes)[0]:,} parameters, {options.model_channels} "
                 f"channels × {tuple(options.channel_mult)}"
-                f"{', ConvNeXt blocks' if options.block == 'convnext' else ''}")
+                f"{', ConvNeXt blocks' if options.block == 'convnext' else ''}, {describe_attention(options)}")
 
 
 def _sizes(o):
     """The image sizes of the model's levels."""
     return [o.image_size // 2**i for i in range(len(o.channel_mult))]
+
+
+def describe_attention(o):
+    """Where a run's model has attention, in words, and where its preset has it in vain: at a size that never occurs."""
+    def at(sizes):
+        return "at " + " and ".join(f"{size}×{size}" for size in sizes)
+
+    sizes, middle = [size for size in _sizes(o) if size in o.attention_resolutions], _sizes(o)[-1:]
+    told = f"attention {at(sizes)}" if sizes else f"attention in the middle alone, {at(middle)}"
+    if sizes and middle[0] not in sizes:
+        told += f", in the middle {at(middle)}"
+    absent = [r for r in PRESETS.get(o.preset, {}).get("attention_resolutions", ()) if r not in _sizes(o)]
+    return told + (f" (the preset's {at(absent)} does not occur)" if absent else "")
 
 
 def _check_sizes(o):
