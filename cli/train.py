@@ -49,8 +49,7 @@ def run_training(model, resume, dry_run, new_data, **given):
     if dry_run:
         from numdiff.training import kinds
         for name, line in kinds.get(model).table.items():
-            value = getattr(options, name)
-            echo(f"{name:<24} {text_of_default(line) if value is None else text(value)}")
+            echo(f"{name:<24} {text_of_setting(line, options)}")
         from numdiff.training.build import describe_without_training
         from numdiff.training.price import with_and_without
         for line in describe_without_training(options, with_and_without):
@@ -58,3 +57,12 @@ def run_training(model, resume, dry_run, new_data, **given):
         return
     from numdiff.training import train as run
     run(options, resume=resume, new_data=new_data, echo=echo)
+
+
+def text_of_setting(line, options):
+    """The value of a setting in a dry run."""
+    value = getattr(options, line.name)
+    if value is not None:
+        return text(value)
+    room = options.num_classes if line.name == "classes" and options.class_cond else None
+    return text_of_default(line) + (f" of the dataset, in a model for {room:,}" if room else "")

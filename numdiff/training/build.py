@@ -262,6 +262,9 @@ def describe_without_training(options, peaks_on=None):
             names = dataset.classes
             classes = len(names) if options.class_cond else None
             yield f"data      {dataset.path}: {count:,} images of {height}×{width}×{channels}"
+    else:
+        told = "--channels and --num-classes say" if options.class_cond else "--channels says"
+        yield f"data      not opened, as {told} what the model takes from it"
     sizes = model_options(options, channels, classes)
     yield f"model     {describe_model(options, sizes)}"
     if start is not None:

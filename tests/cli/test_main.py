@@ -82,6 +82,8 @@ def test_a_dry_run_counts_parameters_and_builds_nothing(tmp_path, monkeypatch, n
     result = run("train", "dit", "--model", name, "--size", 32, "--channels", 4, "--classes", 1000, "--dry-run",
                  "--device", "cpu")
     assert result.exit_code == 0 and f" {count:,} parameters" in result.output, result.output
+    assert re.search("^classes +all of the dataset, in a model for 1,000$", result.output, re.MULTILINE)
+    assert "data      not opened, as --channels and --num-classes say what the model takes from it\n" in result.output
     assert not list(tmp_path.iterdir())
 
 
