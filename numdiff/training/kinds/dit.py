@@ -91,7 +91,7 @@ HELP = {
     numdiff train dit                                            on emoji
     numdiff train dit --data photos.h5 --model DiT-S/4 --flip    on images of your own and their classes
     numdiff train dit --data latents.h5 --model DiT-B/2          on latents: float images (N, H, W, C)
-    numdiff train dit --norm rms --qk-norm --rope --mlp swiglu   with LightningDiT's block, which tiny has, or parts of it
+    numdiff train dit --norm rms --qk-norm --rope --mlp swiglu   LightningDiT's block, which tiny has, or parts of it
     numdiff train dit --model DiT-XL/2 --size 32 --channels 4 --classes 1000 --dry-run
     """,
     "compile": """The kernels of `numdiff train dit` with the same options: training step and pictures.
