@@ -1,5 +1,6 @@
 """What the operations of functional/ say of arrays where Tensors or Parameters should be, and the other way round."""
 import inspect
+import sys
 import typing
 from collections.abc import Sequence
 
@@ -38,6 +39,16 @@ def test_an_array_is_no_tensor(name):
                 getattr(F, name)(*call.args, **call.kwargs)
             tried += 1
     assert tried
+
+
+@pytest.mark.parametrize("name", F.__all__)
+def test_a_checked_operation_shows_itself_as_it_was_written(name):
+    """Its signature with annotations, its docstring and its place, for `help` and completion."""
+    shown = getattr(F, name)
+    written = vars(sys.modules[shown.__module__])[name]
+    assert shown is not written and shown.__wrapped__ is written
+    assert shown.__doc__ and shown.__doc__ == written.__doc__
+    assert inspect.signature(shown) == inspect.signature(written)
 
 
 def test_what_is_said_of_an_array():

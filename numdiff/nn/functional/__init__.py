@@ -52,4 +52,5 @@ __all__ = ["adaln", "add", "add_constant", "attention", "avgpool", "bias_gelu", 
            "sparse_linear_attention", "stack_columns", "stacks", "swiglu", "swiglu_mlp", "timestep_embedding",
            "together", "unpatchify", "upsample", "weigh"]
 
+# Names, signatures and docstrings stay those of the imports above, which is what editors and type checkers read.
 globals().update({name: checked(globals()[name]) for name in __all__})
