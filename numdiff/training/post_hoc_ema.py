@@ -13,7 +13,8 @@ MATHEMATICS
     p_i(t) = (γ_i + 1) · t^γ_i / t_i^(γ_i + 1)  for t ≤ t_i, else 0:  the profile of an average of update t_i
     A_ij = ⟨p_i, p_j⟩ = (γ_i + 1)(γ_j + 1) / (γ_i + γ_j + 1) · m^(γ_i + γ_j + 1) / (t_i^(γ_i + 1) · t_j^(γ_j + 1)),
     m = min(t_i, t_j);  b_i = ⟨p_i, p⟩ with the wanted profile p;  A x = b;  θ = Σ x_i · θ_i
-    The paper leaves Σ x_i, which must be 1 where weights stand still, to the fit. Here it is a condition of the fit:
+    The paper leaves Σ x_i, which must be 1 where weights stand still, to the fit, and its code (edm2) divides the
+    result by its sum. Here the sum is a condition of the fit, which comes nearest of all x with Σ x_i = 1:
     x = x_b + x_1 · (1 - Σ x_b) / Σ x_1  with A x_b = b, A x_1 = 1.
     error = ‖p - Σ x_i · p_i‖ / ‖p‖, which follows from A, x and b: what a combination cannot give is refused by it
 SOURCE

@@ -83,6 +83,22 @@ def test_the_error_is_that_of_the_profile():
     assert error > 0.05
 
 
+@pytest.mark.parametrize("std", [0.02, 0.07, 0.2])
+def test_no_other_combination_that_sums_to_one_comes_nearer(std):
+    """Neither a fit without the condition that is divided by its sum, as in edm2, nor one moved a little."""
+    (times, gammas), wanted = grid(8), gamma_of(std)
+    a, b = (P.inner_product(times[:, None], gammas[:, None], *other) for other in ((times, gammas), (1000.0, wanted)))
+    norm = P.inner_product(1000.0, wanted, 1000.0, wanted)
+
+    def error(x):
+        return math.sqrt((x @ a @ x - 2 * x @ b[:, 0] + norm) / norm)
+
+    x, told = P.combination(times, gammas, 1000.0, wanted)
+    divided, moved = np.linalg.solve(a, b[:, 0]), x + 1e-3 * (np.eye(16)[15] - np.eye(16)[3])
+    assert error(x) == pytest.approx(told, rel=1e-6)
+    assert error(x) < error(divided / divided.sum()) and error(x) < error(moved)
+
+
 def test_more_snapshots_reach_more_widths():
     """16 of the paper's two widths, the default, give those from 0.03 to 0.2; one width alone reaches little."""
     reached = [P.widths(*grid(count), 1000.0) for count in (8, 16, 32)]
