@@ -6,6 +6,7 @@ What a message quotes may come from a file (names of classes, of members, of set
 terminal to do things: `printable` writes it in visible characters, in every message and in all that commands print.
 """
 import contextlib
+import difflib
 import unicodedata
 
 JOINERS = "\u200c\u200d"  # not visible themselves, but parts of emoji and of words in several scripts
@@ -55,6 +56,12 @@ def printable(text, length=None):
         return text
     return "".join(c if c.isprintable() or c in JOINERS or unicodedata.category(c) == "Zs"
                    else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def near_miss(name, known):
+    """" (did you mean 'matmul'?)" for a name that is nearly one of those known, else ""."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def shown(value):

@@ -18,7 +18,7 @@ import numpy as np
 from ..device import DeviceArray, copy_into, empty, empty_like, synchronize, upload
 from ..device.roof import Roof
 from ..dtypes import is_half
-from ..errors import NumdiffError, UsageError
+from ..errors import NumdiffError, UsageError, near_miss
 from ..kernels.conv2d import conv2d_input_gradient_cost
 from ..kernels.conv2d import launcher as conv2d
 from ..kernels.transformer.columns import Columns
@@ -311,7 +311,9 @@ def wanted_calls(calls, operations, shapes):
     names = sorted({call.name for call in calls})
     for operation in operations:
         if not any(name == operation or name.startswith(operation + "_") for name in names):
-            raise UsageError(f"no operation {operation!r} in this step: use some of {', '.join(names)}.")
+            short = [name.rpartition("_")[0] for name in names]
+            raise UsageError(f"no operation {operation!r} in this step{near_miss(operation, [*names, *short])}: use "
+                             f"some of {', '.join(names)}.")
     groups = {}
     for call in calls:
         if any(call.name == o or call.name.startswith(o + "_") for o in operations) or (

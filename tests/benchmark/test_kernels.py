@@ -82,7 +82,8 @@ def test_on_the_cpu():
     rows = list(bench_kernels(small_unet(), ("conv2d", "groupnorm_forward"), shapes=1))
     assert [row["operation"] for row in rows] == ["conv2d_forward", "groupnorm_forward", "conv2d_backward"]
     assert all(row["us"] > 0 and row["roof"] is None and (row["version"], row["name"]) == ("*", None) for row in rows)
-    with pytest.raises(UsageError, match="no operation 'conv3d' in this step: use some of .*conv2d_forward"):
+    with pytest.raises(UsageError, match=r"no operation 'conv3d' in this step \(did you mean 'conv2d'\?\): use "
+                                         "some of .*conv2d_forward"):
         list(bench_kernels(small_unet(), ("conv3d",)))
 
 

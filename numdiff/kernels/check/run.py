@@ -12,7 +12,7 @@ from ...device import PtxError, download, get_backend, synchronize, upload, why_
 from ...device.emulator import EmulatorDevice
 from ...dtypes import is_half
 from ...emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupported
-from ...errors import UsageError
+from ...errors import UsageError, near_miss
 from ..versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
@@ -50,7 +50,8 @@ def cases_named(names):
     known = sorted({case.name for case in CASES})
     for name in names:
         if not any(k == name or k.startswith(name + "_") for k in known):
-            raise UsageError(f"there is no operation {name!r}: use some of {', '.join(known)}.")
+            raise UsageError(f"there is no operation {name!r}{near_miss(name, known)}: use some of "
+                             f"{', '.join(known)}.")
     return [c for c in CASES if not names or any(c.name == n or c.name.startswith(n + "_") for n in names)]
 
 
