@@ -5,6 +5,7 @@ what the user left unset from a preset, and refuses what cannot work.
 """
 import difflib
 import math
+import os
 import pathlib
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from . import kinds
 from .precision import FLOAT8_ON, ON_TENSOR_CORES, SCALES_LOSS, automatic, gpu_capability
 
 OPTIONS_BYTES = 1 << 20  # of an options.json
+OF_RUNS = "options.json", "stats.jsonl"  # files by which a run folder is told from a folder of pictures
 # What a preset says of its path: one choice, of which nothing is taken where the user's settings ask for another path.
 PATH = ("path", "loss", "time_sampling", "noise_mean", "noise_std", "time_shift", "sigma_data")
 PRESETS = {name: kind.presets for name, kind in kinds.KINDS.items()}  # for code that goes through all of them
@@ -121,6 +123,9 @@ def resolve(given, capability=None):
     for name in given:
         if owner := kinds.owner(name, model):
             raise UsageError(f"{flag(name)} belongs to the model {owner.name}; leave it out, or train that one.")
+    if given.get("data") and all(os.path.isfile(os.path.join(given["data"], name)) for name in OF_RUNS):
+        raise UsageError(f"--data {given['data']} is the folder of a run, whose pictures are samples and a curve: give "
+                         "images, and the run as --init to start from its weights.")
     device = "cuda" if capability else resolve_device(given.get("device", "auto"))
     asked, start = given, None
     if "init" in given:

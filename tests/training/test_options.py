@@ -137,6 +137,14 @@ def test_json_round_trip(tmp_path):
     assert TrainOptions.load(tmp_path / "options.json") == options
 
 
+def test_a_run_is_no_folder_of_pictures(tmp_path):
+    resolve_cpu(data=str(tmp_path))
+    for name in ("options.json", "stats.jsonl"):
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match="is the folder of a run, whose pictures are samples .* and the run as --init"):
+        resolve_cpu(data=str(tmp_path))
+
+
 def test_options_files_that_cannot_be_used(tmp_path):
     path = tmp_path / "options.json"
     with pytest.raises(NumdiffError, match="does not exist"):
