@@ -268,6 +268,9 @@ def _open_file(path):
 def _check_images(path, file):
     """The dataset `images` of an open file, if it has the right form."""
     images = file.array("images")
+    if images is None and "buffers" in file.names():  # of a checkpoint or a model file
+        raise NumdiffError(f"{path!r} holds the weights of a model, and no images: give a file that "
+                           "`numdiff data import` wrote.")
     if images is None:
         raise NumdiffError(f"{path!r} has no dataset `images`: numdiff reads uint8 (N, H, W, C) by that name.")
     shape, wanted = images.shape, "numdiff reads uint8 (N, H, W, C), or floats as they are"

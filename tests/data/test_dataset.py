@@ -153,6 +153,10 @@ def test_wrong_files(tmp_path, images):
         file.create_group("images")
     with pytest.raises(NumdiffError, match="no dataset `images`"):
         D.open_dataset(tmp_path / "other.h5")
+    with h5py.File(tmp_path / "checkpoint.h5", "w") as file:
+        file.create_group("buffers")
+    with pytest.raises(NumdiffError, match="checkpoint.h5' holds the weights of a model, and no images: give a file"):
+        D.open_dataset(tmp_path / "checkpoint.h5")
 
 
 def test_truncated_and_damaged_files(tmp_path, images):
