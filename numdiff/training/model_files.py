@@ -30,7 +30,7 @@ from . import kinds
 from .checkpoint import INDEX, load_checkpoint, newest_checkpoint, save_checkpoint
 from .kinds.dit_weights import read_diffusers_folder
 from .kinds.weights import MAX_IMAGE_SIZE, defaults_of, flag
-from .post_hoc_ema import post_hoc
+from .post_hoc_ema import post_hoc, refuse_snapshot
 from .precision import set_precision
 
 EXPORTS = {".npz": "npz", ".safetensors": "safetensors"}
@@ -99,6 +99,7 @@ def read_model_file(path, weights=None, ema_std=None):
                            "`numdiff convert`.")
     buffers, meta = load_checkpoint(path)
     check_model_meta(path, meta)
+    refuse_snapshot(path, buffers)
     if weights == "raw" and "averaged" in meta:
         raise UsageError(f"{path} holds averaged weights alone, and none as trained, which weights raw asks for: leave "
                          "that out, or give a checkpoint of the run.")

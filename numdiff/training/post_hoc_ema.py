@@ -35,6 +35,7 @@ from ..nn.module import same_index
 from .checkpoint import buffer_names, load_checkpoint, load_meta, save_checkpoint, why_damaged
 
 NAME = re.compile(r"^averages-(\d+)\.h5$")
+PREFIX = "ema_std_"  # of the averages' names in a checkpoint
 TOLERANCE = 0.05  # of a profile: with 16 snapshots of 0.05 and 0.10, the paper's widths, from 0.028 to 0.22
 STEP = 0.001  # at which the widths of a message are tried
 
@@ -93,7 +94,7 @@ def widths(times, gammas, time):
 
 def buffer_of(std):
     """The name of an average in a checkpoint."""
-    return f"ema_std_{std:g}"
+    return f"{PREFIX}{std:g}"
 
 
 def snapshot_every(options):
@@ -135,6 +136,13 @@ def updates_in(buffers):
     return 0 if counted is None or counted.shape != (1,) else int(counted[0])
 
 
+def refuse_snapshot(path, buffers):
+    """Raise a `UsageError` for a file of stored averages, which is no model: its run is what is meant."""
+    if buffers and all(name.startswith(PREFIX) for name in buffers):
+        raise UsageError(f"{path} holds what `numdiff ema` puts together, and no model: give its run, "
+                         f"{pathlib.Path(path).parent}.")
+
+
 def find_kept(path, buffers, meta, warn):
     """[Kept] of a checkpoint and of the snapshots before it in its folder.
 
@@ -145,7 +153,7 @@ def find_kept(path, buffers, meta, warn):
     own = [Kept(time, gamma_of(std), None, buffer_of(std)) for std in stds if buffer_of(std) in buffers and time]
     if not own:
         raise NumdiffError(f"{path} keeps no averages of which one of another width can be made: train with --ema-std "
-                           "0.05,0.10, or leave the width out.")
+                           "0.05,0.10, or take its own.")
     found = []
     for step, snapshot in list_snapshots(pathlib.Path(path).parent):
         if step >= meta.get("step", 0):

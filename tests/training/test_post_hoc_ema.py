@@ -273,6 +273,17 @@ def test_what_keeps_no_averages_says_so(folder, tmp_path):
             numdiff.load(folder, "cpu", **given)
 
 
+def test_a_snapshot_is_no_model(folder):
+    """Its name comes first where one looks for averages."""
+    stored = P.list_snapshots(folder)[0][1]
+    for arguments in (["ema", stored, "--std", 0.08], ["sample", stored, "--count", 1, "--device", "cpu"],
+                      ["sample", stored, "--ema-std", 0.08, "--device", "cpu"],
+                      ["train", "unet", "--init", stored, "--device", "cpu", "--dry-run"]):
+        result = command(*arguments)
+        assert result.exit_code and f"{stored} holds what `numdiff ema` puts together, and no model: give its run, " \
+            f"{folder}." in result.output, result.output
+
+
 def test_damaged_and_foreign_snapshots_are_passed_over(folder, tmp_path, caplog):
     for _, path in P.list_snapshots(folder):
         (tmp_path / path.name).write_bytes(path.read_bytes())
