@@ -51,8 +51,8 @@ def find_start(where, outdir="runs"):
     try:
         return str(find_checkpoint(where, outdir))
     except NumdiffError as error:
-        raise UsageError(f"--init {printable(where, 200)}: {str(error).rstrip('.')}; it takes a run, a checkpoint, or "
-                         "a file of weights that `numdiff convert` reads.") from None
+        raise UsageError(f"--init: {str(error).rstrip('.')} (or a file of weights that `numdiff convert` "
+                         "reads).") from None
 
 
 def read_start(path, weights="ema", options=None, diffusion=None) -> ModelFile:

@@ -80,8 +80,19 @@ def find_resume(resume, outdir="runs", warn=None):
         return path.parent, path
     checkpoint = newest_checkpoint(path, warn)
     if checkpoint is None:
+        check_run(path)
         raise NumdiffError(f"{path} has no valid checkpoint to resume from; start a new run.")
     return path, checkpoint
+
+
+def check_run(path):
+    """Raise a `UsageError` for a folder that is no run."""
+    if (path / OPTIONS).exists():
+        return
+    if runs := list_runs(path):
+        raise UsageError(f"{path} is a folder that holds runs, and not itself a run: give one of them, such as "
+                         f"{runs[0]}, or `auto` for the newest (with --outdir {path}).")
+    raise UsageError(f"{path} is not a run folder: give one that `numdiff train` made, a checkpoint or a model file.")
 
 
 def find_checkpoint(where, outdir="runs", warn=None):

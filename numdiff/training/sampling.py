@@ -22,7 +22,7 @@ from .compiling import compile_for, plan_sampling
 from .model_files import load
 from .options import resolve_device
 from .report import columns_of, image_grid, save_png
-from .run_folder import OPTIONS, find_run, list_runs
+from .run_folder import check_run, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file
 
 SHOWN = 256  # images on a grid, at most: few programs open a larger picture
@@ -248,14 +248,8 @@ def find_model(run, outdir="runs", warn=print):
     if path.is_file():
         return path
     newest = newest_checkpoint(path, warn)
-    if newest is None and not (path / OPTIONS).exists():
-        runs = list_runs(path)
-        if runs:
-            raise UsageError(f"{run} is a folder that holds runs, and not itself a run: give one of them, such as "
-                             f"{runs[0]}, or `auto --outdir {run}` for the newest.")
-        raise UsageError(f"{run} is not a run folder: give one that `numdiff train` made, a checkpoint or a model "
-                         "file.")
     if newest is None:
+        check_run(path)
         raise NumdiffError(f"{run} has no valid checkpoint to sample from: go on training it, or give another run.")
     return newest
 

@@ -340,7 +340,7 @@ def test_dense_weights_start_a_run_with_sparse_attention(tmp_path):
     ("unet", {"channel_mult": (1, 2, 4)}, "--channel-mult 1,2,4 contradicts .* whose model has channel-mult 1,2"),
     ("unet", {"num_heads": 2}, "--num-heads 2 contradicts .* whose model has num-head-channels 32"),
     ("unet", {"use_new_attention_order": True}, "--use-new-attention-order contradicts"),
-    ("unet", {"init": "nix"}, "--init nix: nix does not exist"),
+    ("unet", {"init": "nix"}, "--init: nix does not exist; give .* .or a file of weights that `numdiff convert` reads"),
     ("unet", {"init": None, "init_weights": "raw"}, "--init-weights raw needs --init")])
 def test_settings_that_contradict_the_file(runs, kind, given, words):
     with pytest.raises(UsageError, match=words):

@@ -1,10 +1,11 @@
 """Run folders: numbered, made by several at once, found again."""
+import pathlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from numdiff.errors import NumdiffError
+from numdiff.errors import NumdiffError, UsageError
 from numdiff.training.checkpoint import checkpoint_name, save_checkpoint, set_aside_later
 from numdiff.training.options import load_options, resolve
 from numdiff.training.run_folder import (
@@ -72,6 +73,10 @@ def test_find_resume(options):
         find_resume(third)
     with pytest.raises(NumdiffError, match="no run number 7"):
         find_resume("7", options.outdir)
+    with pytest.raises(UsageError, match="holds runs, and not itself a run: give one of them, .*00002-unet-tiny"):
+        find_resume(options.outdir)
+    with pytest.raises(UsageError, match="is not a run folder: give one that `numdiff train` made"):
+        find_resume(pathlib.Path(options.outdir).parent)
     with pytest.raises(NumdiffError, match="nowhere does not exist"):
         find_resume("nowhere", options.outdir)
     with pytest.raises(NumdiffError, match="no run with a checkpoint"):
