@@ -353,7 +353,10 @@ class Sampling:
         if self.slerp < 2 or self.count % self.slerp:
             raise UsageError(f"slerp needs whole rows of at least 2 images, and {self.count} images do not make rows "
                              f"of {self.slerp}: change the count or the length of the rows.")
-        if (self.sampler in (*NOISY, "repaint") or "s_churn" in self.settings
+        if self.sampler == "repaint":
+            raise UsageError("slerp needs a sampler that adds no noise on the way, and inpainting, by RePaint, does: "
+                             "leave one of them out.")
+        if (self.sampler in NOISY or "s_churn" in self.settings
                 or self.settings.get("eta", 0) > 0):
             raise UsageError(f"slerp needs a sampler that adds no noise on the way, and {self.sampler} does: use ddim, "
                              "euler, heun or dpm++2m.")
