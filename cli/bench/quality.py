@@ -54,7 +54,6 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
         rules_broken,
     )
     from numdiff.files import write_json
-    from numdiff.outputs import check_ending
     from numdiff.training.options import resolve
     from numdiff.training.report import save_png
 
@@ -62,7 +61,6 @@ def measure_quality(model, target, every, samples, sample_batch, json, png, grid
         given["data"] = default_path()  # named: all its classes, of which the presets choose a few
     given = {name: value for name, value in classes_given(model, given).items() if value is not None}
     targets = check_targets(TARGETS if target is None else target)
-    check_ending("--grid", grid, ".png")
     check_results(png, ("--grid", "the picture", grid), ("--json", "what was measured", json))
     options = resolve({"model": model, **given})
     echo(f"model        {model_name(options)}, {options.image_size}×{options.image_size}, batch {options.batch}, "

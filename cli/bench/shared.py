@@ -6,6 +6,7 @@ from numdiff.training import kinds
 from ..settings import Setting
 
 KERNELS = ("device", "precision", "batch", "image_size", "channels")
+ENDINGS = {"--json": ".json", "--out": ".json", "--csv": ".csv", "--grid": ".png"}  # of what they write
 MEASURED = tuple(name for kind in kinds.KINDS.values() for name in kind.measured)
 
 
@@ -38,8 +39,10 @@ def check_results(plot, *others):
 
     plot: path of --png, or None; others: as `check_outputs` takes them
     """
-    from numdiff.outputs import check_outputs
-    from numdiff.plots import check_ending
+    from numdiff import plots
+    from numdiff.outputs import check_ending, check_outputs
     if plot:
-        check_ending(plot)
+        plots.check_ending(plot)
+    for option, _, path in others:
+        check_ending(option, path, ENDINGS[option])
     check_outputs([("--png", "the picture", plot), *others])

@@ -106,6 +106,10 @@ def test_table_of_samples():
     ("bench tune", 1, "tile sizes are measured on a GPU, and --device is not cuda"),
     ("bench tune --timeout nan", 2, "--timeout nan must be a number of seconds"),
     ("profile unet --out {tmp}/nowhere/trace.json", 1, "cannot write the trace"),
+    ("profile unet --out {tmp}/trace.txt", 2, "trace.txt must end in .json."),
+    ("bench kernels --json {tmp}/rows", 2, "rows must end in .json."),
+    ("bench ladder unet --csv {tmp}/rows.json", 2, "rows.json must end in .csv."),
+    ("bench quality unet --json {tmp}/a.png", 2, "a.png must end in .json."),
 ])
 def test_bad_input(tmp_path, arguments, exit_code, message):
     result = run(*arguments.format(tmp=tmp_path).split(), "--device", "cpu", "--batch", 1, "--size", 16)
