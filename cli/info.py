@@ -36,15 +36,25 @@ def info():
     say("cuda wheels", ", ".join(toolkit) or "none; with a GPU: pip install 'numdiff[cuda13]', or [cuda12] if the "
         "driver is older than 580")
     reason = why_no_gpu()
-    say("gpu", f"none usable:  {reason}" if reason else describe_gpus())
+    say("gpu", f"none usable: {reason}" if reason else describe_gpus())
     say("mpi", describe_mpi())
     cache = cache_directory()
-    say("cache", f"{cache} ({'has compiled kernels' if os.path.isdir(cache) else 'made when a kernel is compiled'})")
+    say("cache", f"{cache} ({describe_cache(cache)})")
     models = {model: resolve({"model": model}) for model in kinds.names()}
     first = models[kinds.names()[0]]
     where = "on the GPU" if first.device == "cuda" else "on the CPU, with NumPy"
     presets = ", ".join(f"numdiff train {model}: preset {options.preset}" for model, options in models.items())
     say("will run", f"{presets}; {where}, precision {first.precision}")
+
+
+def describe_cache(cache):
+    """Whether there is a folder of compiled kernels, or can be."""
+    there, nearest = os.path.isdir(cache), os.path.abspath(cache)
+    while not os.path.lexists(nearest):
+        nearest = os.path.dirname(nearest)
+    if not (os.path.isdir(nearest) and os.access(nearest, os.W_OK)):
+        return f"{'has compiled kernels, but ' * there}cannot be written: set NUMDIFF_CACHE_DIR to a folder that can"
+    return "has compiled kernels" if there else "made when a kernel is compiled"
 
 
 def describe_gpus():
@@ -89,6 +99,6 @@ def describe_mpi():
         import mpi4py
         mpi4py.rc.initialize = False
         from mpi4py import MPI
-        return f"mpi4py {mpi4py.__version__}, {MPI.Get_library_version().splitlines()[0].strip()}"
+        return f"mpi4py {mpi4py.__version__}, {' '.join(MPI.Get_library_version().splitlines()[0].split())}"
     except Exception as error:  # mpi4py without a library: ImportError or RuntimeError, by version
         return f"mpi4py {version('mpi4py')} finds no MPI library ({' '.join(str(error).split())}); pip install mpich"

@@ -3,6 +3,8 @@ import difflib
 
 import click
 
+NUMBERS = {click.IntRange: "whole number", click.FloatRange: "number"}  # in a message; click says "integer range"
+
 
 class Group(click.Group):
     """Suggests similar subcommands for one that does not exist, in the words that click uses for options."""
@@ -26,6 +28,9 @@ class Group(click.Group):
         for parameter in command.params:
             if isinstance(parameter.type, (click.types.StringParamType, click.Path)) and parameter.callback is None:
                 parameter.callback = refuse_empty
+            for kind, words in NUMBERS.items():
+                if isinstance(parameter.type, kind):
+                    parameter.type.name = words
         return name, command, rest
 
 

@@ -234,6 +234,22 @@ def test_a_fault_of_numdiff_itself_is_not_hidden(monkeypatch):
     assert isinstance(run("info").exception, ZeroDivisionError)
 
 
+@pytest.mark.parametrize("folder, said", [("", "made when a kernel is compiled"), ("new/er", "made when a kernel"),
+                                          ("file", "cannot be written: set NUMDIFF_CACHE_DIR to a folder that can")])
+def test_info_says_whether_kernels_can_be_kept(tmp_path, monkeypatch, folder, said):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(tmp_path / folder))
+    assert re.search(rf"^cache .*\({said}", run("info").output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments, words", [("train unet --steps 1e3", "'1e3' is not a valid whole number."),
+                                              ("sample 0 --eta x", "'x' is not a valid number."),
+                                              ("bench step dit --batch 1,000", "'1,000' is not a valid whole number.")])
+def test_what_is_no_number_is_told_in_plain_words(arguments, words):
+    result = run(*arguments.split())
+    assert result.exit_code == 2 and words in result.output
+
+
 def test_info():
     result = run("info")
     assert result.exit_code == 0
