@@ -208,8 +208,9 @@ def describe_profiles(options, parameters):
     if not options.ema_std:
         return ""
     every, size = snapshot_every(options), 4 * parameters * len(options.ema_std)
-    return (f"; also of the widths {', '.join(f'{std:g}' for std in options.ema_std)}, stored every {every:,} steps in "
-            f"{size / 1e6:,.3g} MB, {-(-options.steps // every) * size / 1e9:,.3g} GB in all")
+    often = "every step" if every == 1 else f"every {every:,} steps"
+    return (f"; also of the width{'s' * (len(options.ema_std) > 1)} {', '.join(f'{std:g}' for std in options.ema_std)}, "
+            f"stored {often} in {size / 1e6:,.3g} MB, {-(-options.steps // every) * size / 1e9:,.3g} GB in all")
 
 
 def describe_precision(options):

@@ -15,6 +15,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels.optimizer.power_ema import gamma_of
 from numdiff.nn import AdamW, Linear, Model
 from numdiff.training import post_hoc_ema as P
+from numdiff.training.build import describe_profiles
 from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from numdiff.training.options import resolve, resolve_resumed
 from numdiff.training.report import STATS, read_stats
@@ -344,3 +345,10 @@ def test_snapshots_are_bounded_and_those_of_a_path_left_are_set_aside(tmp_path):
 def test_settings_that_cannot_be(given, message):
     with pytest.raises(UsageError, match=message):
         resolve({**SMALL, **given})
+
+
+@pytest.mark.parametrize("steps, stds, said", [
+    (8, (0.1,), "; also of the width 0.1, stored every step in 4 MB, 0.032 GB in all"),
+    (3200, KEPT, "; also of the widths 0.05, 0.1, stored every 200 steps in 8 MB, 0.128 GB in all"), (8, None, "")])
+def test_what_the_log_says_of_them(steps, stds, said):
+    assert describe_profiles(resolve({**SMALL, "steps": steps, "ema_std": stds}), 10**6) == said
