@@ -209,8 +209,8 @@ def describe_profiles(options, parameters):
         return ""
     every, size = snapshot_every(options), 4 * parameters * len(options.ema_std)
     often = "every step" if every == 1 else f"every {every:,} steps"
-    return (f"; also of the width{'s' * (len(options.ema_std) > 1)} {', '.join(f'{std:g}' for std in options.ema_std)}, "
-            f"stored {often} in {size / 1e6:,.3g} MB, {-(-options.steps // every) * size / 1e9:,.3g} GB in all")
+    widths = f"width{'s' * (len(options.ema_std) > 1)} {', '.join(f'{std:g}' for std in options.ema_std)}"
+    return (f"; also of the {widths}, stored {often} in {size / 1e6:,.3g} MB, {-(-options.steps // every) * size / 1e9:,.3g} GB in all")
 
 
 def describe_precision(options):
