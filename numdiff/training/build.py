@@ -210,7 +210,8 @@ def describe_profiles(options, parameters):
     every, size = snapshot_every(options), 4 * parameters * len(options.ema_std)
     often = "every step" if every == 1 else f"every {every:,} steps"
     widths = f"width{'s' * (len(options.ema_std) > 1)} {', '.join(f'{std:g}' for std in options.ema_std)}"
-    return (f"; also of the {widths}, stored {often} in {size / 1e6:,.3g} MB, {-(-options.steps // every) * size / 1e9:,.3g} GB in all")
+    return (f"; also of the {widths}, stored {often} in {size / 1e6:,.3g} MB, "
+            f"{-(-options.steps // every) * size / 1e9:,.3g} GB in all")
 
 
 def describe_precision(options):
