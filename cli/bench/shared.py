@@ -43,6 +43,6 @@ def check_results(plot, *others):
     from numdiff.outputs import check_ending, check_outputs
     if plot:
         plots.check_ending(plot)
+    check_outputs([("--png", "the picture", plot), *others])
     for option, _, path in others:
         check_ending(option, path, ENDINGS[option])
-    check_outputs([("--png", "the picture", plot), *others])
