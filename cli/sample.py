@@ -126,7 +126,7 @@ def sample(run, **options):
     """Make images with a trained model.
 
     RUN is a run folder (its newest checkpoint is used), the number of a run, `auto` for the newest one, a checkpoint,
-    or a model file of `numdiff convert`.
+    a model file, or weights that `numdiff convert` reads or writes, where these need no options.
 
     \b
     numdiff sample auto --count 64 --grid emoji.png

@@ -20,7 +20,7 @@ from ..nn.convert.check import listed
 from ..settings import COMMON, flag, say
 from . import kinds
 from .kinds.weights import defaults_of
-from .model_files import ModelFile, read_any
+from .model_files import ModelFile, objective, read_any
 from .run_folder import find_checkpoint
 
 CLASSES_LISTED = 12
@@ -74,7 +74,7 @@ def read_start(path, weights="ema", options=None, diffusion=None) -> ModelFile:
     if key not in _last:
         _last.clear()
         with of_option("--init"):
-            _last[key] = read_any(path, None if weights == "ema" else weights, diffusion, options, guess=True)
+            _last[key] = read_any(path, None if weights == "ema" else weights, diffusion, options, "train")
     return _last[key]
 
 
@@ -232,18 +232,10 @@ def take(start, shapes, sizes, classes: Sequence[str] = (), diffusion=None) -> T
         now, before = sizes["image_size"], start.options["image_size"]
         said = kind.resized(start.options, sizes)
         taken.lines.append(f"for images of {now}×{now}, which were {before}×{before}{said and f': {said}'}")
-    before, now = (_objective(options) for options in (start.diffusion, diffusion or start.diffusion))
+    before, now = (objective(options) for options in (start.diffusion, diffusion or start.diffusion))
     if before != now:
         taken.lines.append(f"its model {before}, and this run's {now}: it has that to learn anew")
     return taken
-
-
-def _objective(diffusion):
-    """What a model predicts, in words."""
-    path = diffusion.get("path", "discrete")
-    how = (f"{diffusion['steps']} steps of the {diffusion['schedule']} schedule" if path == "discrete"
-           else f"the path {path}")
-    return f"predicts {diffusion['prediction']} in {how}"
 
 
 def match_rows(start, sizes, count, classes):

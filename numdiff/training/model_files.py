@@ -6,6 +6,7 @@ A model file is a checkpoint with the weights alone: the buffer "parameters" and
      "step": …}
 """
 import contextlib
+import logging
 import math
 import numbers
 import os
@@ -17,7 +18,7 @@ import numpy as np
 from .. import schema
 from ..diffusion import Diffusion, alpha_bars
 from ..diffusion.schedule import SCHEDULES
-from ..errors import NumdiffError, UsageError, shown
+from ..errors import NumdiffError, UsageError, printable, shown
 from ..files import Refused, atomic_file
 from ..hdf5 import is_hdf5
 from ..nn.convert import find_diffusers, read_weights, to_numdiff_layout, to_torch_layout, write_state_dict
@@ -55,7 +56,8 @@ DIFFUSION = {"steps": schema.integer(1, MAX_STEPS), "schedule": schema.text(40),
 
 def load(path: str | os.PathLike, device: str = "auto", weights: str | None = None, precision: str = "auto",
          ema_std: float | None = None) -> Model:
-    """The model in a checkpoint, a run folder (its newest checkpoint) or a file of `numdiff convert`.
+    """The model in a checkpoint, a run folder (its newest checkpoint), or what `numdiff convert` reads or writes, where
+    that needs no options.
 
     device: "auto", "cpu" or "cuda"; weights: "ema" for the averaged weights, "raw" for those of the last step, None for
         the averaged ones where the file has them
@@ -66,7 +68,12 @@ def load(path: str | os.PathLike, device: str = "auto", weights: str | None = No
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"numdiff.load takes the path of a checkpoint, a run folder or a model file, and not "
                          f"{shown(path)}.")
-    options, arrays, meta = read_model_file(path, weights, ema_std)
+    return load_model(path, device, weights, precision, ema_std)
+
+
+def load_model(path, device="auto", weights=None, precision="auto", ema_std=None, warn=None):
+    """What `load` returns; what is odd about another program's file is told to `warn(text)`."""
+    options, arrays, meta = read_model(path, weights, ema_std, warn or logging.getLogger("numdiff").warning)
     model = kinds.get(meta["model"]).model_class(**options, device=device, seed=None)
     model.load_arrays(arrays)
     model.diffusion = dict(meta.get("diffusion") or {})
@@ -75,12 +82,35 @@ def load(path: str | os.PathLike, device: str = "auto", weights: str | None = No
     return model
 
 
-def read_model_file(path, weights=None, ema_std=None):
-    """(model options, {name: array in numdiff's layout}, meta) of a checkpoint, run folder or model file.
+def read_model(path, weights=None, ema_std=None, warn=None):
+    """What `read_model_file` returns, of other programs' files, too; `warn(text)` is told what is odd about them."""
+    if not is_foreign(path):
+        return read_model_file(path, weights, ema_std)
+    check_wanted(weights, ema_std)
+    if ema_std is not None:
+        raise UsageError(f"ema_std {ema_std:g} is of a run that kept averages, and {path} is none: leave that out, or "
+                         "give a checkpoint of the run.")
+    found = read_any(path, weights, reader="load")
+    for heading, text in found.remarks if warn else ():
+        warn(printable(f"{path}: {heading}: {text}"))
+    meta = {"model": found.kind, "model_options": found.options, "diffusion": found.diffusion, "step": found.step}
+    kept = {name: value for name in ("classes", "pictures") if (value := getattr(found, name))}
+    return found.options, found.arrays, {**meta, **kept}
 
-    weights, ema_std: as in `load`; the meta then tells in "averaged" what the weights are made of
-    """
-    path = pathlib.Path(path)
+
+def is_foreign(path):
+    """Whether a path is of weights that numdiff has to convert: a folder of diffusers', or a file that is not HDF5."""
+    return find_diffusers(path) is not None or pathlib.Path(path).is_file() and not _is_hdf5(path)
+
+
+def files_of(path):
+    """The paths that are read where weights are: the path, and in a folder of diffusers' its files."""
+    folder = find_diffusers(path)
+    return [path, *(folder / name for name in FOLDER)] if folder else [path]
+
+
+def check_wanted(weights, ema_std):
+    """Raise a `UsageError` for weights, or a width of their average, that there are not."""
     if weights not in (None, "ema", "raw"):
         raise UsageError(f"unknown weights {weights!r}: use ema or raw.")
     if ema_std is not None and (isinstance(ema_std, bool) or not isinstance(ema_std, numbers.Real)):
@@ -88,6 +118,15 @@ def read_model_file(path, weights=None, ema_std=None):
     if ema_std is not None and weights == "raw":
         raise UsageError(f"ema_std {ema_std:g} is of averaged weights, and does not go with weights {weights}: leave "
                          "one of them out.")
+
+
+def read_model_file(path, weights=None, ema_std=None):
+    """(model options, {name: array in numdiff's layout}, meta) of a checkpoint, run folder or model file.
+
+    weights, ema_std: as in `load`; the meta then tells in "averaged" what the weights are made of
+    """
+    path = pathlib.Path(path)
+    check_wanted(weights, ema_std)
     if path.is_dir():
         newest = newest_checkpoint(path)
         if newest is None:
@@ -214,13 +253,14 @@ class ModelFile:
     remarks: list = field(default_factory=list)
 
 
-def read_any(source, weights=None, diffusion=None, free=None, guess=False):
+def read_any(source, weights=None, diffusion=None, free=None, reader="convert"):
     """The `ModelFile` of a numdiff checkpoint, run folder or model file, of a folder of diffusers' DiT, or of what
     `load_state_dict` reads; every number in it is finite.
 
-    diffusion, free: as `convert` takes them; guess: they only stand in for what the file does not tell
+    diffusion, free: as `convert` takes them; reader: as `Weights` takes it: of "train" these only stand in for what the
+        file does not tell
     """
-    free, diffusion, folder = free or {}, diffusion or {}, find_diffusers(source)
+    free, diffusion, folder, guess = free or {}, diffusion or {}, find_diffusers(source), reader == "train"
     if folder is None and pathlib.Path(source).is_dir() or _is_hdf5(source):
         if (free or diffusion) and not guess:
             given = ", ".join(flag(k) for k in [*free, *diffusion])
@@ -231,7 +271,7 @@ def read_any(source, weights=None, diffusion=None, free=None, guess=False):
     else:
         wanted = weights or "ema"
         state_dict, told = read_weights(source, wanted) if folder is None else read_diffusers_folder(folder, wanted)
-        known = [kind.foreign(guess) for kind in reversed(kinds.KINDS.values())]  # the first takes whatever is left
+        known = [kind.foreign(reader) for kind in reversed(kinds.KINDS.values())]  # the first takes whatever is left
         foreign = next(found for found in known if found.recognises(state_dict))
         training = told.pop("training", {})
         if guess:
@@ -248,7 +288,10 @@ def read_any(source, weights=None, diffusion=None, free=None, guess=False):
             usual = "diffusion" not in told and (path or foreign.usual_path(options)) == "discrete"
             diffusion = {"path": path, "rescale_timesteps": diffusion.get("rescale_timesteps") if usual else None}
             diffusion = {name: value for name, value in diffusion.items() if value is not None}
-        diffusion = complete_diffusion(source, foreign.may_rescale, told, diffusion, foreign.usual_path(options))
+        diffusion = complete_diffusion(source, foreign, told, diffusion, foreign.usual_path(options))
+        if reader == "load" and "diffusion" not in told:
+            remarks.append(("diffusion", f"the file does not tell it, and its model is taken for one that "
+                                         f"{objective(diffusion)}; `numdiff convert` has options for others"))
         state_dict, options = foreign.in_our_time(state_dict, options, diffusion, folder is None)
         found = ModelFile(source, foreign.kind.name, options, to_numdiff_layout(state_dict), diffusion,
                           training.get("step", 0), training.get("classes"), None, training.get("pictures"), remarks)
@@ -288,7 +331,7 @@ def convert(source, target, weights=None, diffusion=None, conv_resample=False, *
     if suffix not in ("", ".h5", *EXPORTS):
         raise UsageError(f"OUT is {str(target)!r}, and must end in .h5 (numdiff), .npz or .safetensors, or have no "
                          "ending (a folder in diffusers' layout).")
-    sources = [source, *(find_diffusers(source) / name for name in FOLDER)] if find_diffusers(source) else [source]
+    sources = files_of(source)
     if suffix:
         check_output("the weights", target, *sources)
     else:
@@ -318,10 +361,10 @@ def convert(source, target, weights=None, diffusion=None, conv_resample=False, *
     return Conversion(kind.name, options, kind.count_parameters(options)[0], step, diffusion, notes)
 
 
-def complete_diffusion(source, may_rescale, told, given, usual_path="discrete"):
+def complete_diffusion(source, foreign, told, given, usual_path="discrete"):
     """The options of the `Diffusion` of a foreign model: from the user, then the file, then the defaults.
 
-    may_rescale: whether such models may have been trained with rescaled timesteps
+    foreign: the `Weights` of its kind
     told: as `read_weights` gives it: "diffusion", or "betas" or "alphas_cumprod", float arrays (T,)
     given: some of steps, schedule, prediction, rescale_timesteps (bool), path; usual_path: where neither says it
     Raises a `UsageError` where it must be known whether timesteps are rescaled, and is not.
@@ -342,10 +385,12 @@ def complete_diffusion(source, may_rescale, told, given, usual_path="discrete"):
             raise UsageError(f"--path {path} has no whole timesteps, which {whole[0]} is about: leave one of them out.")
         found = found if found.get("path") == path else {}
     known = {**({} if path != "discrete" else Diffusion().options), **found, **given, "path": path}
-    if path == "discrete" and rescaled is None and may_rescale and "diffusion" not in told and known["steps"] != 1000:
+    silent = foreign.may_rescale and rescaled is None and "diffusion" not in told
+    if path == "discrete" and silent and known["steps"] != 1000:
+        asked = foreign.ask("--rescale-timesteps where it was trained with rescale_timesteps=True, the default of "
+                            "improved-diffusion, else --no-rescale-timesteps")
         raise UsageError(f"{source} does not say whether its model sees its {known['steps']} timesteps as they are: "
-                         "give --rescale-timesteps where it was trained with rescale_timesteps=True, the default of "
-                         "improved-diffusion, else --no-rescale-timesteps.")
+                         f"{asked}.")
     if rescaled is not None:
         known["timestep_scale"] = 1000 / known.get("steps", 1) if rescaled else 1.0
     try:
@@ -354,6 +399,14 @@ def complete_diffusion(source, may_rescale, told, given, usual_path="discrete"):
         return Diffusion(**known).options
     except (UsageError, TypeError, ValueError) as error:
         raise UsageError(f"the diffusion of {source} cannot be used ({error}): give other options.") from None
+
+
+def objective(diffusion):
+    """What a model predicts, in words."""
+    path = diffusion.get("path", "discrete")
+    how = (f"{diffusion['steps']} steps of the {diffusion['schedule']} schedule" if path == "discrete"
+           else f"the path {path}")
+    return f"predicts {diffusion['prediction']} in {how}"
 
 
 def schedule_of_tables(source, told, given):

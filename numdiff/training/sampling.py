@@ -14,12 +14,13 @@ from ..diffusion.sampling import to_uint8
 from ..distributed.communicator import AgreedError, connect
 from ..distributed.together import make_together, stop_signals
 from ..errors import NumdiffError, UsageError, of_option, visibly
+from ..nn.convert import find_diffusers
 from ..outputs import check_ending, check_outputs
 from ..progress_bar import progress_bar
 from ..settings import as_options, flag
 from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
-from .model_files import load
+from .model_files import files_of, is_foreign, load_model
 from .options import resolve_device
 from .report import columns_of, image_grid, save_png
 from .run_folder import check_run, find_run, list_runs
@@ -36,7 +37,8 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
                    progress=False, echo=print, **more):
     """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W, C).
 
-    run: run folder, its number in `outdir`, "auto" for the newest, a checkpoint or a model file
+    run: run folder, its number in `outdir`, "auto" for the newest, a checkpoint, or a file or folder of weights that
+        `numdiff convert` reads or writes without further options
     class_name: a class by name or index, or a list of them taken in turn; None takes all classes in turn
     grid: picture of the first 256 images; None: samples.png, unless there is an npz or an animation
     npz: all images as an array, for evaluation; animation: the denoising, at `frames` (40) of its steps, .gif, .png,
@@ -74,10 +76,11 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
                              "earlier checkpoint, such as a run of fewer --steps.")
         outputs = [("--grid", "the picture", grid), ("--npz", "the samples", npz),
                    ("--animation", "the animation", animation)]
-        communicator.first(check_outputs, outputs, checkpoint, guide, inpaint, mask, schedule)
-        model = communicator.build(load_by_options, checkpoint, device, weights, precision, ema_std)
+        read = [*files_of(checkpoint), *(files_of(guide) if guide else ()), inpaint, mask, schedule]
+        communicator.first(check_outputs, outputs, *read)
+        model = communicator.build(load_by_options, checkpoint, device, weights, precision, ema_std, echo)
         if guide:
-            more["guide"] = communicator.build(load_by_options, guide, device, weights, precision)
+            more["guide"] = communicator.build(load_by_options, guide, device, weights, precision, None, echo)
         if schedule:
             more["schedule"] = communicator.first(read_schedule, schedule)
             own = len(more["schedule"]["sigmas"])
@@ -229,15 +232,15 @@ def weights_used(checkpoint, weights, model):
     model file, which holds one set of weights."""
     if averaged := model.meta.get("averaged"):
         return f"ema-{averaged['std']:g}"
-    names = set(buffer_names(checkpoint))
+    names = {"parameters"} if is_foreign(checkpoint) else set(buffer_names(checkpoint))
     if names == {"parameters"}:
         return "converted"
     return weights or ("ema" if "ema" in names else "raw")
 
 
 def find_model(run, outdir="runs", warn=print):
-    """The checkpoint or model file that RUN means; its errors tell a folder that is no run from a run without a
-    checkpoint."""
+    """The checkpoint, model file or diffusers folder that RUN means; its errors tell a folder that is no run from a run
+    without a checkpoint."""
     if str(run) == "auto":
         newest = next(filter(None, (newest_checkpoint(run_dir, warn) for run_dir in list_runs(outdir))), None)
         if newest is None:
@@ -245,7 +248,7 @@ def find_model(run, outdir="runs", warn=print):
                                "--outdir.")
         return newest
     path = find_run(run, outdir)
-    if path.is_file():
+    if path.is_file() or find_diffusers(path):
         return path
     newest = newest_checkpoint(path, warn)
     if newest is None:
@@ -255,9 +258,9 @@ def find_model(run, outdir="runs", warn=print):
 
 
 def load_by_options(*arguments):
-    """`load`, whose messages call its arguments as the command line does."""
+    """`load_model`, whose messages call its arguments as the command line does."""
     with as_options():
-        return load(*arguments)
+        return load_model(*arguments)
 
 
 def class_indices(y, model):

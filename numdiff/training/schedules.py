@@ -10,6 +10,7 @@ from ..files import write_json
 from ..outputs import check_ending, check_output
 from ..progress_bar import progress_bar
 from ..settings import as_options
+from .model_files import files_of
 from .options import resolve_device
 from .sampling import find_model, load_by_options
 
@@ -32,8 +33,8 @@ def schedule_command(run, steps=6, output="schedule.json", from_steps=300, count
             raise UsageError(f"--steps {steps} cannot be learned from --from-steps {from_steps}: give fewer, or more "
                              "to learn from.")
         checkpoint = find_model(run, outdir, echo)
-        check_output("the schedule", output, checkpoint)
-        model = load_by_options(checkpoint, device, weights, precision)
+        check_output("the schedule", output, *files_of(checkpoint))
+        model = load_by_options(checkpoint, device, weights, precision, None, echo)
         image = 4 * (from_steps + 1) * model.image_size ** 2 * model.in_channels  # bytes of an image's states
         kept = image * (count + min(batch, count))  # and of a batch's answers
         if kept > MAX_BYTES:

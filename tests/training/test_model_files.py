@@ -5,9 +5,9 @@ import h5py
 import numpy as np
 import pytest
 
-from numdiff.diffusion import alpha_bars
+from numdiff.diffusion import Diffusion, alpha_bars
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.nn import UNet
+from numdiff.nn import DiT, UNet
 from numdiff.nn.convert import (
     guided_diffusion_flags,
     to_numdiff_layout,
@@ -183,8 +183,6 @@ def test_numdiff_files_that_cannot_be_used(tmp_path, run):
 
     refused("does not exist", tmp_path / "nothing.h5")
     refused("holds no checkpoint", tmp_path)
-    (tmp_path / "w.pt").write_bytes((stored.FOLDER / "weights_zip.pt").read_bytes())
-    refused("numdiff convert", tmp_path / "w.pt")
     newest = run / checkpoint_name(20)
     newest.write_bytes(newest.read_bytes()[:5000])
     refused("truncated or damaged", newest)
@@ -199,6 +197,49 @@ def test_numdiff_files_that_cannot_be_used(tmp_path, run):
     refused("of the kind 'gan'", tmp_path / "m.h5")
     with pytest.raises(UsageError, match="has options of its own: leave out --image-size"):
         convert(run / checkpoint_name(10), tmp_path / "x.npz", image_size=8)
+
+
+# Without `numdiff convert` --------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("target", ["w.npz", "w.safetensors", "folder"])
+def test_what_convert_writes_is_loaded_as_it_is(tmp_path, target):
+    model = DiT(image_size=8, patch_size=4, hidden_size=24, depth=1, num_heads=2, num_classes=2, device="cpu")
+    model.parameters.load_flat(np.random.default_rng(0).standard_normal(model.parameters.total))
+    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), {"steps": 50, "prediction": "v"}, 7, "dit",
+                     classes=["cat", "dog"], pictures=PICTURES)
+    convert(tmp_path / "m.h5", tmp_path / target)
+    before, there = load(tmp_path / "m.h5", "cpu"), load(tmp_path / target, "cpu")
+    assert (before.options, before.diffusion) == (there.options, there.diffusion)
+    assert all(np.array_equal(array, there.arrays()[name]) for name, array in before.arrays().items())
+    assert all(before.meta[name] == there.meta[name] for name in ("model", "step", "classes", "pictures", "diffusion"))
+    for given, words in (({"ema_std": 0.1}, "ema_std 0.1 is of a run that kept averages"),
+                         ({"weights": "best"}, "unknown weights 'best'")):
+        with pytest.raises(UsageError, match=words):
+            load(tmp_path / target, "cpu", **given)
+
+
+def test_what_a_file_does_not_tell_is_taken_as_usual_and_said(tmp_path, caplog):
+    with open(tmp_path / "w.npz", "wb") as file:
+        write_state_dict(file, stored_state("plain")[1], "npz", {"image_size": 8, "num_head_channels": 32})
+    with caplog.at_level("WARNING", "numdiff"):
+        model = load(tmp_path / "w.npz", "cpu")
+    assert model.diffusion == Diffusion().options
+    (said,) = caplog.messages
+    assert said.endswith("w.npz: diffusion: the file does not tell it, and its model is taken for one that "
+                         "predicts eps in 1000 steps of the linear schedule; `numdiff convert` has options for others")
+
+
+@pytest.mark.parametrize("told, options", [
+    ({}, "--image-size, for example"), ({"image_size": 8}, r"--num-head-channels \(64 for"),
+    ({**HEADS["plain"], "image_size": 8, "betas": 4000}, "--rescale-timesteps where")])
+def test_what_only_convert_can_be_told_is_named(tmp_path, told, options):
+    state = dict(stored_state("plain")[1])
+    if steps := told.pop("betas", None):
+        state["betas"] = np.linspace(0.1 / steps, 20 / steps, steps)
+    with open(tmp_path / "w.npz", "wb") as file:
+        write_state_dict(file, state, "npz", told)
+    with pytest.raises(UsageError, match=f"w.npz does not say .*: run `numdiff convert` with {options}"):
+        load(tmp_path / "w.npz", "cpu")
 
 
 def test_safetensors_options_are_checked(tmp_path):

@@ -4,6 +4,7 @@ import gc
 import io
 import json
 import os
+import pathlib
 import re
 import signal
 import zipfile
@@ -20,10 +21,10 @@ from numdiff.diffusion.pictures import as_in_training
 from numdiff.diffusion.sampling import VARIANCES
 from numdiff.diffusion.schedule import SPACINGS
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.nn import UNet
+from numdiff.nn import DiT, UNet
 from numdiff.training import sampling
 from numdiff.training.checkpoint import save_checkpoint
-from numdiff.training.model_files import write_model_file
+from numdiff.training.model_files import convert, write_model_file
 from numdiff.training.options import resolve
 from numdiff.training.precision import MEANING
 from numdiff.training.run_folder import create_run
@@ -515,6 +516,28 @@ def test_what_is_no_run_is_told_so(model_file, tmp_path, monkeypatch):
         with pytest.raises(NumdiffError, match=message):
             find_model(where, "runs", print)
     assert find_model(model_file) == model_file
+
+
+@pytest.mark.parametrize("target", ["w.npz", "folder"])
+def test_weights_need_no_conversion(tmp_path, monkeypatch, target):
+    """The same images, with the run's own sampler and classes; what is read is not replaced."""
+    monkeypatch.chdir(tmp_path)
+    model = DiT(image_size=8, patch_size=4, hidden_size=24, depth=1, num_heads=2, num_classes=3, device="cpu")
+    model.parameters.load_flat(0.05 * np.random.default_rng(0).standard_normal(model.parameters.total))
+    write_model_file("m.h5", model.options, model.arrays(), step=12, model="dit", classes=CLASSES,
+                     pictures={"sampler": "heun", "steps": 2})
+    convert("m.h5", target)
+    images = []
+    for source in ("m.h5", target):
+        result = run(source, "--class", "birds", "--count", "2", "--npz", "a.npz", "--guide-with", "m.h5"
+                     if source == target else target)
+        assert result.exit_code == 0, result.output
+        assert f"{source} (step 12, converted weights), heun, 2 steps" in result.output
+        images.append(read_npz("a.npz")[0])
+    assert np.array_equal(*images)
+    read = target if target == "w.npz" else "folder/config.json"
+    result = run(target, "--npz" if target == "w.npz" else "--grid", read)
+    assert result.exit_code != 0 and pathlib.Path(read).stat().st_size
 
 
 @pytest.mark.parametrize("fails", ["disk", "model"])

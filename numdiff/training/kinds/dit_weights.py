@@ -77,14 +77,15 @@ class DiTWeights(Weights):
         heads = {key: told[key] for key in ("num_heads",) if key in told}  # from a published size: only likely
         known = {**told, **guessed, **heads, **free}
         if "image_size" not in known:
-            raise UsageError(f"{source} does not say for which image size it was trained, as it has no pos_embed: give "
-                             "--image-size, for latents their side, for example --image-size 32.")
+            asked = self.ask("--image-size, for latents their side, for example --image-size 32")
+            raise UsageError(f"{source} does not say for which image size it was trained, as it has no pos_embed: "
+                             f"{asked}.")
         if "num_heads" not in known:
             short = short_of(known)
             size = f"{known['depth']} blocks of {known['hidden_size']} channels, is no published one"
             size += f" (a {short[0]} has {short[1]} blocks)" if short else ""
             raise UsageError(f"{source} does not say how many attention heads the model has, and its size, {size}: "
-                             f"give {self.option('num_heads')}.")
+                             f"{self.ask(self.option('num_heads'))}.")
         dropout = known.get("class_dropout", defaults_of(self.kind.model_class)["class_dropout"])
         classes = self.classes(source, rows, dropout, free.get("num_classes"))
         options = {**defaults_of(self.kind.model_class), **known, **classes}

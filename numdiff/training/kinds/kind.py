@@ -100,10 +100,10 @@ class ModelKind:
                                   "measure its samples on the way."}
         return {**usual, **self.help}[command]
 
-    def foreign(self, training=False):
-        """The `Weights` of this kind: how other programs' files of it are read and written; training: to start a run
-        from one, whose errors name the options of `numdiff train`."""
-        return imported(self.weights)(self, training)
+    def foreign(self, reader="convert"):
+        """The `Weights` of this kind: how other programs' files of it are read and written; reader: who reads, whose
+        options its errors name."""
+        return imported(self.weights)(self, reader)
 
     # Options of a run -------------------------------------------------------------------------------------------------
 

@@ -24,12 +24,12 @@ class UNetWeights(Weights):
             told["num_head_channels"] = -1
         known = {**told, **free}
         if "image_size" not in known:
-            raise UsageError(f"{source} does not say for which image size it was trained: give --image-size, for "
-                             "example --image-size 64.")
+            raise UsageError(f"{source} does not say for which image size it was trained: "
+                             f"{self.ask('--image-size, for example --image-size 64')}.")
         if known.get("num_head_channels", -1) == -1 and "num_heads" not in known:
-            raise UsageError(f"{source} does not say how many attention heads the model has: give --num-head-channels "
-                             "(64 for the models of guided-diffusion, 32 for unet.cu's) or --num-heads (4 for those of "
-                             "improved-diffusion).")
+            asked = self.ask("--num-head-channels (64 for the models of guided-diffusion, 32 for unet.cu's) or "
+                             "--num-heads (4 for those of improved-diffusion)")
+            raise UsageError(f"{source} does not say how many attention heads the model has: {asked}.")
         try:
             guessed = guess_unet_options(state_dict, known["image_size"])
         except NumdiffError as error:

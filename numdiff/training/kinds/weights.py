@@ -21,19 +21,23 @@ class Weights:
     free = {}
     may_rescale = False
 
-    def __init__(self, kind, training=False):
-        """training: whether a run is to start from the file, whose options `numdiff train` has, instead of `numdiff
-        convert`."""
-        self.kind, self.training = kind, training
+    def __init__(self, kind, reader="convert"):
+        """reader: who reads the file, and has options for what it does not tell: `numdiff convert`, a run that is to
+        start from it ("train"), or who wants the model as it is ("load"), and has none."""
+        self.kind, self.reader = kind, reader
 
     def option(self, name):
         """The option of the command line that gives what a file does not tell."""
-        if self.training:
+        if self.reader == "train":
             for setting, line in self.kind.table.items():
                 if "model" in line.readers and line.argument("model")[0] == name:
                     name = setting
                     break
         return flag(name)
+
+    def ask(self, options):
+        """The remedy where a file does not tell what these options, in words, give."""
+        return f"run `numdiff convert` with {options}" if self.reader == "load" else f"give {options}"
 
     def recognises(self, state_dict):
         """Whether a foreign state dict is of this kind."""
@@ -118,7 +122,7 @@ class Weights:
         if given not in (None, classes) or classes < 1:
             raise UsageError(f"--num-classes {classes if given is None else given}: the class table of {source} has "
                              f"{rows} rows, so the model has {rows - 1} classes and a null class, or {rows} and none: "
-                             "give one of these numbers.")
+                             f"{self.ask('one of these numbers')}.")
         return {"num_classes": classes, "class_dropout": dropout}
 
 
