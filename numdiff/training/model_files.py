@@ -33,6 +33,7 @@ from .kinds.dit_weights import read_diffusers_folder
 from .kinds.weights import MAX_IMAGE_SIZE, defaults_of, flag
 from .post_hoc_ema import post_hoc, refuse_snapshot
 from .precision import set_precision
+from .run_folder import refuse_runs
 
 EXPORTS = {".npz": "npz", ".safetensors": "safetensors"}
 MAX_STEPS = 100_000  # of a diffusion
@@ -130,6 +131,7 @@ def read_model_file(path, weights=None, ema_std=None):
     if path.is_dir():
         newest = newest_checkpoint(path)
         if newest is None:
+            refuse_runs(path)
             raise NumdiffError(f"the folder {path} holds no checkpoint; give a run folder of `numdiff train` or a "
                                "model file.")
         path = newest
@@ -187,6 +189,7 @@ def check_model_meta(path, meta):
         if len(shapes) < len(index) or kind.blocks(options) > len(index):
             raise schema.Mismatch("its index does not fit its options")
         kind.check_sizes(options)
+        check_names(meta.get("classes"), options)
         Diffusion(**meta.get("diffusion") or {})
         if parameter_shapes(kind.model_class, options) != shapes:
             raise NumdiffError(f"{path}: these weights belong to another model than its options describe; use another "
@@ -194,6 +197,13 @@ def check_model_meta(path, meta):
         kind.check_file(options, 4 * sum(map(math.prod, shapes.values())))
     except (Refused, UsageError) as error:
         raise _no_model(path, error) from error
+
+
+def check_names(classes, options):
+    """Raise a `Mismatch` where a file names more classes than its model has; of some it may know no name."""
+    count = options.get("num_classes")
+    if count is not None and len(classes or ()) > count:
+        raise schema.Mismatch(f"it names {len(classes):,} classes, and its model has {count:,}")
 
 
 def _no_model(path, reason):
@@ -273,13 +283,18 @@ def read_any(source, weights=None, diffusion=None, free=None, reader="convert"):
         state_dict, told = read_weights(source, wanted) if folder is None else read_diffusers_folder(folder, wanted)
         known = [kind.foreign(reader) for kind in reversed(kinds.KINDS.values())]  # the first takes whatever is left
         foreign = next(found for found in known if found.recognises(state_dict))
-        training = told.pop("training", {})
+        training, broken = told.pop("training", {}), told.pop("broken", [])
         if guess:
             with _told_of(source):
                 shown = {*told, *foreign.shown_by(state_dict)}
             free = {name: value for name, value in free.items() if name in foreign.free and name not in shown}
         options = foreign.complete(source, state_dict, told, free)
-        remarks = foreign.remarks(options, told)
+        remarks = [("left out", text) for text in broken] + foreign.remarks(options, told)
+        try:
+            check_names(training.get("classes"), options)
+        except schema.Mismatch as error:
+            training = {**training, "classes": None}
+            remarks.append(("left out", f"the names of the classes, as {error}"))
         with _told_of(source):
             state_dict = foreign.hold(state_dict, options)
         if guess:  # what the user says of a run is said of the file where that is silent

@@ -89,10 +89,15 @@ def check_run(path):
     """Raise a `UsageError` for a folder that is no run."""
     if (path / OPTIONS).exists():
         return
+    refuse_runs(path, f", or `auto` for the newest (with --outdir {path})")
+    raise UsageError(f"{path} is not a run folder: give one that `numdiff train` made, a checkpoint or a model file.")
+
+
+def refuse_runs(path, otherwise=""):
+    """Raise a `UsageError` for a folder that holds runs: one of them is what is meant. otherwise: what else goes."""
     if runs := list_runs(path):
         raise UsageError(f"{path} is a folder that holds runs, and not itself a run: give one of them, such as "
-                         f"{runs[0]}, or `auto` for the newest (with --outdir {path}).")
-    raise UsageError(f"{path} is not a run folder: give one that `numdiff train` made, a checkpoint or a model file.")
+                         f"{runs[0]}{otherwise}.")
 
 
 def find_checkpoint(where, outdir="runs", warn=None):

@@ -1,4 +1,5 @@
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from click.testing import CliRunner
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn.convert import write_state_dict
 from numdiff_cli.convert import convert
+from numdiff_cli.main import main
 from tests.reference import stored
 
 
@@ -42,6 +44,28 @@ def test_wrong_options(weights):
     result = run(weights, weights, "--image-size", "8", "--num-head-channels", "32")
     assert isinstance(result.exception, NumdiffError) and "which is read; give another name" in str(result.exception)
     assert pathlib.Path(weights).read_bytes() == before
+
+
+@pytest.mark.parametrize("arrays, what", [
+    ({"arr_0": np.zeros((1, 8, 8, 3), np.uint8), "numdiff": np.array("{}")}, r"samples, .* \(arr_0\)"),
+    ({"mu": np.zeros(3), "sigma": np.eye(3)}, r"statistics of images \(mu\)"),
+    ({"features": np.zeros((3, 2))}, r"features of images \(features\)")])
+def test_what_holds_no_weights_is_told(tmp_path, arrays, what):
+    """To every command that takes weights."""
+    np.savez(tmp_path / "s.npz", **arrays)
+    source, out = str(tmp_path / "s.npz"), str(tmp_path / "m.h5")
+    for command in (["convert", source, out], ["sample", source], ["train", "unet", "--init", source, "--dry-run"]):
+        result = CliRunner().invoke(main, command)
+        told = rf"Error: .*cannot use .*s\.npz: it holds {what}, and no weights; give the model of which they are\.\n$"
+        assert result.exit_code == 1 and re.search(told, result.output), result.output
+
+
+def test_a_folder_of_runs_is_told(tmp_path):
+    (tmp_path / "00000-unet").mkdir()
+    result = run(str(tmp_path), str(tmp_path / "m.h5"))
+    assert isinstance(result.exception, UsageError) and str(result.exception) == (
+        f"{tmp_path} is a folder that holds runs, and not itself a run: give one of them, such as "
+        f"{tmp_path / '00000-unet'}.")
 
 
 def test_what_the_message_says_of_the_diffusion(tmp_path, weights):

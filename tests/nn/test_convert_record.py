@@ -56,7 +56,7 @@ def test_a_comment_holds_all_or_tells_what_it_does_not(letter, longest):
     '{"step": NaN}', '{"step": 1e999}', '{"step": true}', '{"step": 9007199254740993}', '{"classes": [["a"]]}',
     '{"classes": {"0": "a"}}', '{"pictures": {"steps": {"a": 1}}}', '{"pictures": {"steps": [[1]]}}', '{"step": 3',
     "[" * 60000, '{"step": 3}, {}'], ids=range(11))
-def test_what_is_no_record_is_left_alone(tmp_path, kind, text):
+def test_what_is_no_record_is_left_out_and_said(tmp_path, kind, text):
     """Types, ranges and depths; the weights, and what else the file tells, are read all the same."""
     metadata = {"numdiff_options": json.dumps(OPTIONS), "numdiff_training": text}
     if kind == "npz":
@@ -66,7 +66,17 @@ def test_what_is_no_record_is_left_alone(tmp_path, kind, text):
     else:
         safetensors.numpy.save_file(STATE, tmp_path / "w.safetensors", metadata)
     state, told = read_weights(tmp_path / f"w.{kind}")
+    (said,) = told.pop("broken")
+    assert said.startswith("the step, the names of the classes and how the run drew its pictures, as their record in "
+                           "the file is damaged (") and len(said) < 400
     assert set(state) == set(STATE) and told == OPTIONS
+
+
+@pytest.mark.parametrize("name", ["training", "diffusion", "broken", "betas"])
+def test_what_is_told_beside_options_is_no_option(tmp_path, name):
+    with open(tmp_path / "w", "wb") as file:
+        write_state_dict(file, STATE, "safetensors", {**OPTIONS, name: [1]})
+    assert read_weights(tmp_path / "w")[1] == OPTIONS
 
 
 @pytest.mark.parametrize("kind", KINDS)

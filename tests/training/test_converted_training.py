@@ -6,11 +6,12 @@ import pytest
 import safetensors
 
 from numdiff import load
+from numdiff.errors import NumdiffError
 from numdiff.nn import DiT
 from numdiff.nn.convert import read_weights, write_state_dict
 from numdiff.training.checkpoint import checkpoint_name, save_checkpoint
 from numdiff.training.initial import read_any
-from numdiff.training.model_files import convert, read_model_file
+from numdiff.training.model_files import convert, read_model_file, write_model_file
 
 NAMES = ["cat", "dög"]
 PICTURES = {"sampler": "heun", "steps": 7, "cfg_scale": 1.5, "cfg_interval": None}
@@ -61,6 +62,36 @@ def test_what_somebody_else_wrote_there_is_left_alone(tmp_path, wrong):
     with open(tmp_path / "w.safetensors", "wb") as file:
         write_state_dict(file, {"a": np.ones(3, np.float32)}, "safetensors", training=wrong)
     assert "training" not in read_weights(tmp_path / "w.safetensors")[1]
+
+
+def test_what_is_left_out_is_said(tmp_path, caplog):
+    """By convert, --init and load: a damaged record, and more names than the model has classes."""
+    convert(saved(tmp_path / "run"), tmp_path / "w.npz")
+    state, told = read_weights(tmp_path / "w.npz")
+    diffusion, training = told.pop("diffusion"), told.pop("training")
+    for wrong, words in (({**training, "step": -1}, "the step, the names of the classes and how the run drew its "
+                          "pictures, as their record in the file is damaged (numdiff_training.step is -1 and must be a "
+                          "whole number"), ({**training, "classes": [*NAMES, "fish"]},
+                          "the names of the classes, as it names 3 classes, and its model has 2")):
+        with open(tmp_path / "w.npz", "wb") as file:
+            write_state_dict(file, state, "npz", told, diffusion, wrong)
+        (note,) = [text for heading, text in convert(tmp_path / "w.npz", tmp_path / "m.h5").notes]
+        assert note.startswith(words) and read_any(tmp_path / "w.npz", reader="train").remarks == [("left out", note)]
+        caplog.clear()
+        with caplog.at_level("WARNING", "numdiff"):
+            assert "classes" not in load(tmp_path / "w.npz", "cpu").meta
+        assert caplog.messages == [f"{tmp_path / 'w.npz'}: left out: {note}"]
+
+
+def test_a_checkpoint_of_more_names_than_classes_is_none(tmp_path):
+    """Fewer are a model with room for more, of --num-classes."""
+    options, arrays, _ = read_model_file(saved(tmp_path / "run"))
+    for names in ([], NAMES[:1], [*NAMES, "fish"]):
+        write_model_file(tmp_path / "m.h5", options, arrays, model="dit", classes=names)
+        if len(names) < 3:
+            assert load(tmp_path / "m.h5", "cpu").meta["classes"] == names
+    with pytest.raises(NumdiffError, match=r"holds no whole model \(it names 3 classes, and its model has 2\); use"):
+        load(tmp_path / "m.h5", "cpu")
 
 
 def test_other_readers_of_safetensors_are_undisturbed(tmp_path):

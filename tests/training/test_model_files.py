@@ -182,7 +182,9 @@ def test_numdiff_files_that_cannot_be_used(tmp_path, run):
             load(path, "cpu")
 
     refused("does not exist", tmp_path / "nothing.h5")
-    refused("holds no checkpoint", tmp_path)
+    refused("is a folder that holds runs, and not itself a run: give one of them, such as .*00000-unet", tmp_path)
+    (tmp_path / "empty").mkdir()
+    refused("holds no checkpoint", tmp_path / "empty")
     newest = run / checkpoint_name(20)
     newest.write_bytes(newest.read_bytes()[:5000])
     refused("truncated or damaged", newest)

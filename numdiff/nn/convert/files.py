@@ -21,9 +21,14 @@ METADATA = "numdiff_options"  # where an export stores the model options: safete
 DIFFUSION = "numdiff_diffusion"  # and where it stores those of the diffusion
 TRAINING = "numdiff_training"  # and what no option says: see `TRAINED`
 LONGEST_COMMENT = (1 << 16) - 1  # bytes of a zip's
+NO_WEIGHTS = {"arr_0": "samples, as `numdiff sample --npz` writes them", "mu": "statistics of images",
+              "features": "features of images"}  # by the name of an array, which no layer has
 SAFETENSORS_HEADER_BYTES = 32 << 20
 SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
                "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
+TOLD = {METADATA: "the options of the model", DIFFUSION: "the diffusion",
+        TRAINING: "the step, the names of the classes and how the run drew its pictures"}
+BESIDE = ("diffusion", "training", "broken", "betas", "alphas_cumprod")  # what is told beside options of the model
 TRAINED = schema.record({}, {  # the step it was saved after, the classes' names, how the run drew its own pictures
     "step": schema.integer(0), "classes": schema.items(schema.text(1 << 16), 1 << 20),
     "pictures": schema.options}, schema.anything)
@@ -43,7 +48,8 @@ def load_state_dict(path, weights="ema"):
 
 def read_weights(path, weights="ema"):
     """(state dict as from `load_state_dict`, what else the file says): options of the model, for the diffusion its
-    options ("diffusion") or a table ("betas", "alphas_cumprod"), and under "training" what `TRAINED` has.
+    options ("diffusion") or a table ("betas", "alphas_cumprod"), under "training" what `TRAINED` has, and under
+    "broken" what of these numdiff has written and is damaged now, in words.
     """
     if weights not in ("ema", "raw"):
         raise UsageError(f"unknown weights {weights!r}: use ema or raw.")
@@ -101,6 +107,10 @@ def _read(path, file, weights):
 
 def _read_npz(archive, most):
     """{name: array} of the members, which together have at most `most` bytes."""
+    names = {member.filename.removesuffix(".npy") for member in archive.members}
+    for name, what in NO_WEIGHTS.items():
+        if name in names:
+            raise NumdiffError(f"it holds {what} ({name}), and no weights; give the model of which they are")
     arrays = {}
     for member in archive.members:
         name = member.filename.removesuffix(".npy")
@@ -148,18 +158,24 @@ def _parse_comment(text):
 
 
 def _told_all(metadata):
-    """Options of the model, of its diffusion under "diffusion", and "training", from a file's metadata."""
+    """Options of the model, of its diffusion under "diffusion", "training" and "broken", from a file's metadata."""
     if not isinstance(metadata, dict):
         return {}
-    more = {"diffusion": _told(metadata, DIFFUSION), "training": _told(metadata, TRAINING, TRAINED)}
-    return {**_told(metadata, METADATA), **{name: told for name, told in more.items() if told}}
+    broken = []
+    options = {key: value for key, value in _told(metadata, METADATA, schema.options, broken).items()
+               if key not in BESIDE}
+    more = {"diffusion": _told(metadata, DIFFUSION, schema.options, broken),
+            "training": _told(metadata, TRAINING, TRAINED, broken), "broken": broken}
+    return {**options, **{name: told for name, told in more.items() if told}}
 
 
-def _told(metadata, key, wanted=schema.options):
-    """The dict under a key of a file's metadata, or {} for anything else that someone wrote under that name."""
-    with contextlib.suppress(schema.Mismatch):
-        return schema.check(schema.parse_json(str(metadata.get(key, "{}"))), wanted, "options")
-    return {}
+def _told(metadata, key, wanted, broken):
+    """The dict under a key of a file's metadata; {} where it is damaged, which `broken` gets in words."""
+    try:
+        return schema.check(schema.parse_json(str(metadata.get(key, "{}"))), wanted, key)
+    except schema.Mismatch as error:
+        broken.append(f"{TOLD[key]}, as their record in the file is damaged ({error})")
+        return {}
 
 
 def write_state_dict(file, state_dict, kind, options=None, diffusion=None, training=None):
