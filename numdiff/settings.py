@@ -88,7 +88,7 @@ class Setting:
     def range(self):
         """Its range in words; empty if any value goes."""
         limits = (("at least", self.low), ("above", self.above), ("at most", self.high), ("below", self.below))
-        return " and ".join(f"{word} {limit}" for word, limit in limits if limit is not None)
+        return " and ".join(f"{word} {say(limit)}" for word, limit in limits if limit is not None)
 
 
 def setting(default: Any, help: str, *, trainer=None, adamw=None, model=None, diffusion=None, **more) -> Any:
@@ -397,7 +397,7 @@ def check_value(line, value, shown=None, limits=True):
                 float: number and -math.inf < v < math.inf}[line.kind]
         if not fits:
             wanted = {bool: "yes or no", str: "text", int: "a whole number", float: "a finite number"}[line.kind]
-            raise UsageError(f"{shown} {say(value)} must be {wanted}.")
+            raise UsageError(f"{shown} {printable(v, 200)} must be {wanted}.")
         if limits and line.choices and v not in line.choices:
             raise UsageError(f"{shown} {say(v)} does not exist; use {' or '.join(line.choices)}.")
         if limits and ((line.low is not None and v < line.low) or (line.above is not None and v <= line.above)
@@ -428,8 +428,12 @@ def as_options():
 
 
 def say(value):
-    """A value as one writes it on the command line."""
-    return printable(",".join(map(str, value)) or "none" if isinstance(value, tuple) else value, 200)
+    """A value as one writes it on the command line: 1, and not 1.0."""
+    if isinstance(value, tuple):
+        return printable(",".join(map(say, value)) or "none", 200)
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        return str(value).removesuffix(".0")
+    return printable(value, 200)
 
 
 # For type checkers ----------------------------------------------------------------------------------------------------

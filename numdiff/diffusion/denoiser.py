@@ -36,6 +36,7 @@ from ..kernels.diffusion.levels import target_reference, turn_reference
 from ..kernels.diffusion.sampler import estimate_x_0, guide, model_input, on_engine
 from ..nn import Tensor
 from ..nn.model import Model
+from ..settings import say
 
 
 class Denoiser:
@@ -128,7 +129,7 @@ def check_interval(interval, called="cfg_interval"):
     if not (isinstance(interval, tuple | list) and len(interval) == 2
             and all(isinstance(v, numbers.Real) and not isinstance(v, bool) for v in interval)
             and 0 <= interval[0] < interval[1] < np.inf):  # a NaN, too
-        said = ",".join(map(str, interval)) if isinstance(interval, tuple | list) else shown(interval)
+        said = say(tuple(interval)) if isinstance(interval, tuple | list) else shown(interval)
         raise UsageError(f"{called} {said} must be two noise levels sigma, LOW,HIGH, such as 0.3,5: finite, at least "
                          "0, the lower one first.")
     return tuple(map(float, interval))

@@ -19,6 +19,7 @@ from ..kernels.embedding import embedding_forward
 from ..kernels.random import PURPOSE_TIMESTEP, random_integers
 from ..nn import functional as F
 from ..nn.tensor import Tensor
+from ..settings import say
 from .paths import Discrete, Edm, Linear
 from .schedule import alpha_bars
 
@@ -246,7 +247,7 @@ def check_objective(path, prediction, loss, min_snr_gamma, time_sampling, noise_
     called(name): how a message calls a setting
     """
     def named(name, value):
-        return f"{called(name)} {value}"
+        return f"{called(name)} {say(value)}"
 
     for name, value, known in (("path", path, PATHS), ("prediction", prediction, PREDICTIONS),
                                ("loss", loss, PREDICTIONS), ("time_sampling", time_sampling, TIME_SAMPLINGS)):
@@ -260,7 +261,7 @@ def check_objective(path, prediction, loss, min_snr_gamma, time_sampling, noise_
                                       and low <= value <= high):  # a NaN, too
             raise UsageError(f"{named(name, value)} must be a finite number from {low:g} to {high:g}.")
     if vlb_weight is not None and not (isinstance(vlb_weight, numbers.Real) and 0 <= vlb_weight < math.inf):
-        raise UsageError(f"vlb_weight {vlb_weight} must be a finite number of at least 0, or None for T / 1000.")
+        raise UsageError(f"vlb_weight {say(vlb_weight)} must be a finite number of at least 0, or None for T / 1000.")
     for name, value in (("prediction", prediction), ("loss", loss)):
         if value == "edm" and path != "edm":
             raise UsageError(f"{named(name, 'edm')} is of the preconditioning of {named('path', 'edm')}, and not of "

@@ -13,6 +13,7 @@ from ..errors import OutOfMemoryError, TooManyElementsError, UsageError, shown
 from ..kernels.diffusion.images import pixels_forward
 from ..kernels.diffusion.sampler import combine
 from ..nn.model import Model
+from ..settings import say
 from .denoiser import Denoiser, check_interval
 from .learned_steps import check_schedule
 from .memory import say_what_counts, say_what_fits
@@ -182,10 +183,11 @@ class Sampling:
         if time_shift is None:
             return self.diffusion.path
         if self.spacing != "time":
-            raise UsageError(f"time_shift {time_shift} shifts the levels of spacing time, which this model's path "
+            raise UsageError(f"time_shift {say(time_shift)} shifts the levels of spacing time, which this model's path "
                              f"{self.diffusion.path_name} has not: leave it out."
                              if self.diffusion.path_name != "linear" else
-                             f"time_shift {time_shift} does not go with spacing {self.spacing}: leave one of them out.")
+                             f"time_shift {say(time_shift)} does not go with spacing {self.spacing}: leave one of them "
+                             "out.")
         return Diffusion(**{**self.diffusion.options, "time_shift": time_shift}).path
 
     def _take(self, schedule, own, spacing, time_shift):
@@ -311,7 +313,7 @@ class Sampling:
             raise UsageError(f"eta belongs to {' and '.join(WITH_ETA)}, and {name} takes none: leave eta out, or use "
                              "ddim.")
         if eta is not None and not 0 <= eta <= 1:
-            raise UsageError(f"eta must be between 0 (deterministic) and 1, not {eta}.")
+            raise UsageError(f"eta must be between 0 (deterministic) and 1, not {say(eta)}.")
         if variance is not None and name != "ddpm":
             raise UsageError(f"variance belongs to ddpm, and {name} takes none: leave it out.")
         if variance not in (None, *VARIANCES):
@@ -324,9 +326,9 @@ class Sampling:
                              "it out, or use heun.")
         for key, value in churn.items():
             if not 0 <= value < math.inf:
-                raise UsageError(f"{key} must be a finite number of at least 0, not {value}.")
+                raise UsageError(f"{key} must be a finite number of at least 0, not {say(value)}.")
         if churn.get("s_noise", 1) > LARGEST_SCALE:
-            raise UsageError(f"s_noise must be at most {LARGEST_SCALE}, not {churn['s_noise']}: about 1.")
+            raise UsageError(f"s_noise must be at most {LARGEST_SCALE}, not {say(churn['s_noise'])}: about 1.")
         if churn and not churn.get("s_churn"):
             for key in churn.keys() - {"s_churn"}:
                 raise UsageError(f"{key} only affects the noise that s_churn adds: give an s_churn above 0, too.")

@@ -24,6 +24,7 @@ from ..device import AnyArray, upload
 from ..dtypes import is_half
 from ..errors import UsageError
 from ..kernels.attention.sla import BLOCK
+from ..settings import say
 from . import functional as F
 from .flops import Product, dit_products, mlp_width
 from .layers import Embedding, Linear, constant, gaussian, xavier
@@ -436,9 +437,9 @@ def check_options(options):
         raise UsageError(f"rope rotates pairs of a head's channels by row and by column, so 4 must divide their number "
                          f"{hidden // heads}: change num_heads or hidden_size.")
     if mlp_width(hidden, options["mlp_ratio"], options["mlp"]) < 1:
-        raise UsageError(f"mlp_ratio {options['mlp_ratio']} leaves the MLP without channels: use a larger one.")
+        raise UsageError(f"mlp_ratio {say(options['mlp_ratio'])} leaves the MLP without channels: use a larger one.")
     if options["num_classes"] is not None and options["num_classes"] < 1:
         raise UsageError(f"num_classes {options['num_classes']} must be at least 1, or None for a model without "
                          "classes.")
     if not 0 <= options["class_dropout"] < 1:
-        raise UsageError(f"class_dropout {options['class_dropout']} must be at least 0 and below 1.")
+        raise UsageError(f"class_dropout {say(options['class_dropout'])} must be at least 0 and below 1.")

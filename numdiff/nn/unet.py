@@ -14,6 +14,7 @@ import numpy as np
 
 from ..device import AnyArray
 from ..errors import UsageError
+from ..settings import say
 from . import functional as F
 from .flops import Product, conv_product, depthwise_product, linear_product
 from .layers import Conv2d, DepthwiseConv2d, Embedding, GroupNorm, LayerNorm, LayerScale, Linear
@@ -359,7 +360,7 @@ def check_options(options):
                              "needs: change model_channels.")
     for name in ("dropout", "class_dropout"):
         if not 0 <= options.get(name, 0) < 1:
-            raise UsageError(f"{name} {options[name]} must be at least 0 and below 1.")
+            raise UsageError(f"{name} {say(options[name])} must be at least 0 and below 1.")
     if options["num_classes"] is not None and options["num_classes"] < 1:
         raise UsageError(f"num_classes {options['num_classes']} must be at least 1, or None for a model without "
                          "classes.")

@@ -151,7 +151,7 @@ def resolve(given, capability=None):
     if options.class_dropout is None:
         options.class_dropout = kind.class_dropout
     if given.get("class_dropout") and not options.class_cond:
-        raise UsageError(f"--class-dropout {options.class_dropout} needs --class-cond: there is no class to drop.")
+        raise UsageError(f"--class-dropout {say(options.class_dropout)} needs --class-cond: there is no class to drop.")
     if "cfg_scale" not in given and not (options.class_cond and options.class_dropout):
         options.cfg_scale = None
     kind.resolve(options, given)
@@ -212,8 +212,8 @@ def _resolve_objective(options, given):
         return
     for name in ("schedule", "diffusion_steps"):
         if name in given:
-            raise UsageError(f"{flag(name)} {given[name]} does not go with --path {options.path}, which has no whole "
-                             "timesteps: leave it out.")
+            raise UsageError(f"{flag(name)} {say(given[name])} does not go with --path {options.path}, which has no "
+                             "whole timesteps: leave it out.")
     if "prediction" not in given:
         options.prediction = PATH_PREDICTIONS[options.path]
     if "learn_sigma" not in given:
@@ -343,7 +343,8 @@ def _check_run(o):
     if o.warmup_steps > o.steps:
         raise UsageError(f"--warmup-steps {o.warmup_steps} is more than --steps {o.steps}; use fewer.")
     if o.vlb_weight is not None and not o.learn_sigma:
-        raise UsageError(f"--vlb-weight {o.vlb_weight} weighs the loss of a learned variance: give --learn-sigma, too.")
+        raise UsageError(f"--vlb-weight {say(o.vlb_weight)} weighs the loss of a learned variance: give --learn-sigma, "
+                         "too.")
     if o.cfg_scale not in (None, 1) and not (o.class_cond and o.class_dropout != 0):
         raise UsageError(f"--cfg-scale {o.cfg_scale:g} guides by classes, and the model "
                          + ("never sees an image without its class: give a --class-dropout such as 0.1, or leave "

@@ -143,7 +143,7 @@ def test_what_cannot_be_sampled_is_refused():
             ("linear", {"steps": "ddim10"}, "the path linear has no whole timesteps"),
             ("edm", {"spacing": "timesteps"}, "the path edm has no whole timesteps"),
             ("edm", {"spacing": "time"}, "the path edm has no spacing 'time': use karras, logsnr"),
-            ("linear", {"spacing": "karras", "time_shift": 2.0}, "time_shift 2.0 does not go with spacing karras"),
+            ("linear", {"spacing": "karras", "time_shift": 2.0}, "time_shift 2 does not go with spacing karras"),
             ("discrete", {"time_shift": 2.0}, "this model's path discrete has not: leave it out"),
             ("linear", {"time_shift": float("nan")}, "time_shift nan must be a finite number"),
             ("discrete", {"spacing": "time"}, "unknown spacing"), ("linear", {"steps": 0}, "at least 1")):
@@ -165,14 +165,14 @@ def test_options_make_the_same_again(objective):
     ({"path": "linear", "loss": "edm"}, "loss edm is of the preconditioning of path edm, and not of path linear"),
     ({"loss": "v", "min_snr_gamma": 5}, "loss v and min_snr_gamma 5 exclude each other"),
     ({"time_sampling": "logit-normal"}, "time_sampling logit-normal does not go with path discrete"),
-    ({"path": "edm", "time_shift": 2.0}, "time_shift 2.0 does not go with path edm: leave it out, or give path linear"),
-    ({"path": "linear", "sigma_data": 1.0}, "sigma_data 1.0 does not go with path linear"),
-    ({"path": "linear", "noise_mean": 1.0}, "noise_mean 1.0 does not go with time_sampling uniform"),
+    ({"path": "edm", "time_shift": 2.0}, "time_shift 2 does not go with path edm: leave it out, or give path linear"),
+    ({"path": "linear", "sigma_data": 1.0}, "sigma_data 1 does not go with path linear"),
+    ({"path": "linear", "noise_mean": 1.0}, "noise_mean 1 does not go with time_sampling uniform"),
     ({"path": "linear", "time_sampling": "logit-normal", "noise_mean": math.nan}, "noise_mean nan must be a finite"),
     ({"path": "linear", "time_sampling": "logit-normal", "noise_std": math.nan}, "noise_std nan must be a finite"),
     ({"path": "linear", "time_shift": math.inf}, "time_shift inf must be a finite number"),
     ({"path": "edm", "timestep_scale": 2.0}, "timestep_scale does not go with path edm"),
-    ({"path": "edm", "vlb_weight": 1.0}, "vlb_weight 1.0 does not go with path edm"),
+    ({"path": "edm", "vlb_weight": 1.0}, "vlb_weight 1 does not go with path edm"),
     ({"min_snr_gamma": 0}, "min_snr_gamma 0 must be a finite number from 0.001")])
 def test_refused(objective, sentence):
     with pytest.raises(UsageError, match=sentence) as caught:

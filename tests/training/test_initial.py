@@ -349,7 +349,7 @@ def test_settings_that_contradict_the_file(runs, kind, given, words):
 
 @pytest.mark.parametrize("given, words", [
     ({"path": "linear"}, "--path linear does not go with --init .*m.h5, whose model learns its variance.*leave --path"),
-    ({"min_snr_gamma": 5.0}, "--min-snr-gamma 5.0 does not go with --init"),
+    ({"min_snr_gamma": 5.0}, "--min-snr-gamma 5 does not go with --init"),
     ({"path": "linear", "learn_sigma": True}, "--learn-sigma does not go with --path linear")])
 def test_a_learned_variance_has_its_objective(tmp_path, given, words):
     model = DiT(image_size=8, in_channels=3, patch_size=4, hidden_size=24, depth=1, num_heads=2, num_classes=None)

@@ -212,7 +212,7 @@ def test_what_cannot_be_is_refused():
         Trainer(Toy(8, device="cpu"), FixedImages(), optimizer="muon")
     with pytest.raises(UsageError, match="--optimizer sgd does not exist; use adamw or muon"):
         resolve({"model": "dit", "device": "cpu", "optimizer": "sgd"})
-    with pytest.raises(UsageError, match="--muon-momentum 1.0 must be at least 0 and below 1"):
+    with pytest.raises(UsageError, match="--muon-momentum 1 must be at least 0 and below 1"):
         resolve({"model": "dit", "device": "cpu", "muon_momentum": 1.0})
     parameters = make().model.parameters
     with pytest.raises(UsageError, match="names none: use AdamW"):

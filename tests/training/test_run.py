@@ -102,7 +102,7 @@ def test_a_run_of_another_objective_is_sampled_converted_and_resumed(tmp_path, o
         assert again.diffusion == model.diffusion
         np.testing.assert_array_equal(numdiff.sample(again, count=2, steps=3, sampler="heun"), images)
     run(tmp_path / "runs", 4, resume=str(folder), **objective)
-    with pytest.raises(UsageError, match="--noise-mean 2.0 does not fit the run, which was started with"):
+    with pytest.raises(UsageError, match="--noise-mean 2 does not fit the run, which was started with"):
         resolve_resumed(TrainOptions.load(folder / "options.json"), {"noise_mean": 2.0})
 
 

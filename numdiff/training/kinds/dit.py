@@ -3,7 +3,7 @@ import math
 
 from ... import schema
 from ...errors import UsageError
-from ...settings import SAME, Argument, setting
+from ...settings import SAME, Argument, say, setting
 from .kind import ModelKind
 
 ARCHITECTURES = (*(f"DiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)),
@@ -174,7 +174,7 @@ class DiTKind(ModelKind):
                              f"{hidden // options.heads}: use --heads {_heads_to_rotate(hidden, options.heads)}, or "
                              "--no-rope.")
         if mlp_width(hidden, options.mlp_ratio, options.mlp) < 1:
-            raise UsageError(f"--mlp-ratio {options.mlp_ratio} leaves the MLP no channel; use a larger one.")
+            raise UsageError(f"--mlp-ratio {say(options.mlp_ratio)} leaves the MLP no channel; use a larger one.")
         if options.precision == "fp8":
             from ...nn.dit import check_float8
             check_float8(hidden, mlp_width(hidden, options.mlp_ratio, options.mlp), options.mlp)

@@ -7,6 +7,7 @@ import inspect
 import math
 
 from ...errors import UsageError
+from ...settings import say
 
 MAX_IMAGE_SIZE = 4096  # as for a training run
 
@@ -106,7 +107,7 @@ class Weights:
             if key not in self.free:
                 raise UsageError(f"{self.option(key)} means nothing for a {self.kind.title}: leave it out.")
             if not self.free[key](value):
-                raise UsageError(f"{self.option(key)} {value} is out of range.")
+                raise UsageError(f"{self.option(key)} {say(value)} is out of range.")
         return {k: v for k, v in told.items() if k in self.free and self.free[k](v)}
 
     def classes(self, source, rows, dropout, given):
