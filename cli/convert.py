@@ -4,6 +4,7 @@ import os
 import click
 
 from .output import echo
+from .values import Choice, Number
 
 
 @click.command("convert", no_args_is_help=True)
@@ -11,7 +12,7 @@ from .output import echo
 @click.argument("target", type=click.Path(), metavar="OUT")
 @click.option("--outdir", metavar="DIR", default="runs", show_default=True,
               help="Folder in which run numbers are looked up.")
-@click.option("--weights", type=click.Choice(["ema", "raw"]),
+@click.option("--weights", type=Choice(["ema", "raw"]),
               help="Which weights to take if IN holds both: averaged, or as trained.  [default: ema]")
 @click.option("--image-size", type=click.IntRange(1, 4096), metavar="PX", help="Side of the images of the model.")
 @click.option("--num-head-channels", type=click.IntRange(1, 4096), metavar="N", help="Channels of an attention head.")
@@ -26,23 +27,23 @@ from .output import echo
 @click.option("--rope/--no-rope", default=None,
               help="Whether a DiT's queries and keys are rotated, where IN does not hold the angles (feat_rope) that "
                    "show it.  [default: no]")
-@click.option("--sla-topk", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE",
+@click.option("--sla-topk", type=Number(0, 1, min_open=True), metavar="SHARE",
               help="Share of the blocks that sparse-linear attention attends to exactly, where IN does not tell.  "
                    "[default: 0.2]")
-@click.option("--attention-order", type=click.Choice(["legacy", "new"]),
+@click.option("--attention-order", type=Choice(["legacy", "new"]),
               help="Order of the qkv channels: guided-diffusion's default, or its use_new_attention_order.  "
                    "[default: legacy]")
-@click.option("--max-period", type=click.FloatRange(0, min_open=True), metavar="STEPS",
+@click.option("--max-period", type=Number(0, min_open=True), metavar="STEPS",
               help="Longest period of the timestep embedding.  [default: 10000; 1000 if IN is unet.cu's]")
 @click.option("--diffusion-steps", type=click.IntRange(1, 100000), metavar="N",
               help="Timesteps the model was trained with.  [default: 1000]")
-@click.option("--schedule", type=click.Choice(["linear", "cosine"]),
+@click.option("--schedule", type=Choice(["linear", "cosine"]),
               help="Noise schedule the model was trained with.  [default: linear]")
-@click.option("--path", type=click.Choice(["discrete", "linear"]),
+@click.option("--path", type=Choice(["discrete", "linear"]),
               help="Path the model was trained on: whole timesteps, or linear (flow matching) as SiT and LightningDiT, "
                    "whose time runs the other way round: that is moved into the weights, and back.  [default: linear "
                    "for LightningDiT's block, else discrete]")
-@click.option("--prediction", type=click.Choice(["eps", "v", "x_0", "flow"]),
+@click.option("--prediction", type=Choice(["eps", "v", "x_0", "flow"]),
               help="What the model predicts.  [default: eps; flow with --path linear]")
 @click.option("--rescale-timesteps/--no-rescale-timesteps", default=None,
               help="Whether the model sees timestep t as t · 1000 / --diffusion-steps: rescale_timesteps of "

@@ -5,6 +5,7 @@ import click
 
 from .output import echo
 from .suggest import Group
+from .values import Choice
 
 LISTED = 60  # classes printed
 
@@ -19,7 +20,7 @@ def data():
 @click.argument("out", type=click.Path(), metavar="OUT.h5")
 @click.option("--size", type=click.IntRange(1, 1024), metavar="PX",
               help="Side of the images in pixels.  [default: their own, if all are square and of one size]")
-@click.option("--fit", type=click.Choice(["crop", "pad", "stretch"]),
+@click.option("--fit", type=Choice(["crop", "pad", "stretch"]),
               help="With --size: how to make images square: crop to the centre, pad with the background, or stretch.  "
                    "[default: crop]")
 @click.option("--rgb", is_flag=True, help="Three channels.  [default: those of the first image]")
@@ -30,7 +31,7 @@ def data():
               help="Where classes come from: sub-folders, the file names up to the first _ (cat_001.png), a .csv or "
                    ".json file, or none. auto: a labels.csv, labels.json or dataset.json among the images, else "
                    "sub-folders.")
-@click.option("--class-order", type=click.Choice(["numbers", "words"]), default="numbers", show_default=True,
+@click.option("--class-order", type=Choice(["numbers", "words"]), default="numbers", show_default=True,
               help="Order of classes whose names are numbers: 0, 1, 2, 10, or 0, 1, 10, 2, as torchvision's "
                    "ImageFolder and guided-diffusion number them.")
 @click.option("--latents", is_flag=True,

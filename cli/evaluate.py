@@ -2,6 +2,7 @@
 import click
 
 from .output import echo
+from .values import Choice
 
 
 @click.command(no_args_is_help=True)
@@ -21,9 +22,9 @@ from .output import echo
 @click.option("--seed", metavar="N", type=click.IntRange(0), default=0, show_default=True, help="Seed of the subsets.")
 @click.option("--batch", metavar="IMAGES", type=click.IntRange(1), default=64, show_default=True,
               help="Images whose features are computed at a time.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
+@click.option("--device", type=Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
               help="Where random-conv computes; auto: the GPU if there is one.")
-@click.option("--precision", type=click.Choice(["auto", "fp32", "tf32"]), default="auto", show_default=True,
+@click.option("--precision", type=Choice(["auto", "fp32", "tf32"]), default="auto", show_default=True,
               help="Arithmetic of random-conv; auto: fp32 everywhere, so that figures from all machines can be "
                    "compared. tf32 is faster on a GPU; its figures can only be compared with those of tf32.")
 @click.option("--save-stats", metavar="FILE.npz",

@@ -4,6 +4,7 @@ import os
 import click
 
 from .suggest import Group
+from .values import Choice
 
 
 @click.group(cls=Group)
@@ -13,13 +14,13 @@ def kernels():
 
 @kernels.command()
 @click.argument("operations", metavar="[OPERATION]…", nargs=-1)
-@click.option("--device", type=click.Choice(["emulator", "cuda", "ptx", "cpu"]), default="emulator", show_default=True,
+@click.option("--device", type=Choice(["emulator", "cuda", "ptx", "cpu"]), default="emulator", show_default=True,
               help="Where they run. The emulator needs no GPU and reports races, indices out of bounds, uninitialised "
                    "memory and more; ptx only compiles them, for two GPU generations.")
 @click.option("--orders", metavar="N", type=click.IntRange(1, 3),
               help="Thread orders that the emulator tries: forward, shuffled, reversed.  [default: 2]")
 @click.option("--seed", metavar="N", type=click.IntRange(0), help="Seed of the shuffled order.  [default: 0]")
-@click.option("--against", type=click.Choice(["emulator", "cuda"]), default=None,
+@click.option("--against", type=Choice(["emulator", "cuda"]), default=None,
               help="Also compare the bits with those of this device.")
 @click.option("--version", metavar="N|NAME",
               callback=lambda _, __, v: int(v) if v and v.isdecimal() and len(v) < 5 else v,

@@ -2,6 +2,7 @@
 import click
 
 from .settings import KindGroup, Setting, kind_command
+from .values import Choice
 
 SHARED = ("preset", "device", "precision", "recompute", "batch", "microbatch", "optimizer", "image_size",
           "channels")
@@ -20,7 +21,7 @@ OPTIONS = (
            help="Rows of each table, the longest times first."),
     output("--depth", metavar="N", type=click.IntRange(1), default=2, show_default=True,
            help="How many parts of a layer's name tell layers apart."),
-    click.option("--clock", cls=Setting, heading="Measurement", type=click.Choice(["auto", "graph", "events"]),
+    click.option("--clock", cls=Setting, heading="Measurement", type=Choice(["auto", "graph", "events"]),
                  default="auto", show_default=True,
                  help="How kernels are timed on a GPU: inside the replayed graph (by CUPTI, through PyTorch's "
                       "profiler), or one by one between events; auto: the former if PyTorch is installed."))

@@ -7,6 +7,7 @@ from numdiff.settings import PRECISIONS, SAMPLERS
 
 from .output import echo
 from .settings import GroupedCommand, ListOf, Setting
+from .values import Choice, Number
 
 
 def option(heading, *names, **attributes):
@@ -60,7 +61,7 @@ class Steps(click.ParamType):
         help="Repaint the masked part of a picture (RePaint), once for each image.")
 @option("What", "--mask", metavar="MASK",
         help="The part to repaint: a picture that is white there, or left, right, top, bottom or centre.")
-@option("How", "--sampler", metavar="NAME", type=click.Choice(SAMPLERS),
+@option("How", "--sampler", metavar="NAME", type=Choice(SAMPLERS),
         help=f"{', '.join(SAMPLERS)}; numdiff/diffusion/README.md has a table.  [default: that "
              "of the run's own pictures; ddim for a model that no run tells of, or where that does not take --eta]")
 @option("How", "--steps", metavar="STEPS", type=Steps(),
@@ -69,26 +70,26 @@ class Steps(click.ParamType):
              "its pictures, else 50, or all timesteps of the model where they are fewer]")
 @option("How", "--schedule", metavar="FILE.json", type=click.Path(),
         help="Steps that `numdiff schedule` learned from the model, instead of --steps and --sampler.")
-@option("How", "--eta", metavar="ETA", type=click.FloatRange(0, 1),
+@option("How", "--eta", metavar="ETA", type=Number(0, 1),
         help="Noise that ddim and euler-ancestral add at each step, 0 to 1.  [default: 0 for ddim, 1 for "
              "euler-ancestral]")
-@option("How", "--variance", metavar="KIND", type=click.Choice(["small", "large", "learned"]),
+@option("How", "--variance", metavar="KIND", type=Choice(["small", "large", "learned"]),
         help="Variance of ddpm's steps: small, large or learned.  [default: learned if the model learned it, else "
              "small]")
-@option("How", "--spacing", metavar="NAME", type=click.Choice(["timesteps", "karras", "logsnr", "time"]),
+@option("How", "--spacing", metavar="NAME", type=Choice(["timesteps", "karras", "logsnr", "time"]),
         help="Noise levels: timesteps (evenly spaced), karras (EDM's), logsnr (even in log sigma), or time "
              "(even in t, for a model of the linear path).  [default: karras for dpm++2m and euler-ancestral; "
              "for the others time for such a model, else timesteps for ddpm and ddim, karras for the rest]")
-@option("How", "--time-shift", metavar="S", type=click.FloatRange(0.01, 100),
+@option("How", "--time-shift", metavar="S", type=Number(0.01, 100),
         help="Of a model of the linear path: t becomes S·t / (1 + (S-1)·t), so that above 1 more steps are taken where "
              "there is more noise.  [default: as in its training]")
-@option("How", "--s-churn", metavar="NOISE", type=click.FloatRange(0),
+@option("How", "--s-churn", metavar="NOISE", type=Number(0),
         help="Noise that heun and euler add over all steps, as in EDM's stochastic sampler.  [default: 0]")
-@option("How", "--s-tmin", metavar="SIGMA", type=click.FloatRange(0),
+@option("How", "--s-tmin", metavar="SIGMA", type=Number(0),
         help="Lowest noise level at which --s-churn adds noise.  [default: 0]")
-@option("How", "--s-tmax", metavar="SIGMA", type=click.FloatRange(0),
+@option("How", "--s-tmax", metavar="SIGMA", type=Number(0),
         help="Highest noise level at which it does.  [default: any]")
-@option("How", "--s-noise", metavar="STD", type=click.FloatRange(0),
+@option("How", "--s-noise", metavar="STD", type=Number(0),
         help="Standard deviation of that noise; a little above 1 if details get lost.  [default: 1]")
 @option("How", "--clip/--no-clip", default=None,
         help="Keep each estimate of the image within the range of pixels.  [default: clip pixels, not latents]")
@@ -108,13 +109,13 @@ class Steps(click.ParamType):
         help="Columns of the grid and the animation.  [default: about square, or one for each class]")
 @option("Run", "--batch", metavar="IMAGES", type=click.IntRange(1), default=16, show_default=True,
         help="Images made at a time: more need more memory and give the same images.")
-@option("Run", "--weights", type=click.Choice(["ema", "raw"]),
+@option("Run", "--weights", type=Choice(["ema", "raw"]),
         help="Averaged weights, or those of the last step.  [default: ema, where there are any]")
 @option("Run", "--ema-std", metavar="STD", type=float,
         help="Averaged weights of this relative width, of a run with --ema-std, as numdiff ema puts them together.")
-@option("Run", "--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
+@option("Run", "--device", type=Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
         help="Where to compute; auto: the GPU if there is one.")
-@option("Run", "--precision", type=click.Choice(PRECISIONS), default="auto", show_default=True,
+@option("Run", "--precision", type=Choice(PRECISIONS), default="auto", show_default=True,
         help="Arithmetic: fp32: float32; tf32: matrix products in TF32 on tensor cores; fp16: activations and products "
              "in float16 (GPUs only); bf16: in bfloat16; auto: fp16 on a GPU of compute capability 8.0 or "
              "later, else fp32.")

@@ -5,6 +5,7 @@ from numdiff.settings import PRECISIONS
 
 from .output import echo
 from .settings import ListOf
+from .values import Choice
 
 
 @click.command("schedule", no_args_is_help=True)
@@ -28,11 +29,11 @@ from .settings import ListOf
               help="Keep each estimate of the image within the range of pixels.  [default: clip pixels, not latents]")
 @click.option("--batch", metavar="IMAGES", type=click.IntRange(1), default=16, show_default=True,
               help="Images at a time; the states of all steps of a batch are in memory.")
-@click.option("--weights", type=click.Choice(["ema", "raw"]),
+@click.option("--weights", type=Choice(["ema", "raw"]),
               help="Averaged weights, or those of the last step.  [default: ema, where there are any]")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
+@click.option("--device", type=Choice(["auto", "cpu", "cuda", "emulator"]), default="auto", show_default=True,
               help="Where to compute; auto: the GPU if there is one.")
-@click.option("--precision", type=click.Choice(PRECISIONS), default="auto", show_default=True,
+@click.option("--precision", type=Choice(PRECISIONS), default="auto", show_default=True,
               help="Arithmetic, as for `numdiff sample`.")
 @click.option("--outdir", metavar="DIR", default="runs", show_default=True,
               help="Folder in which run numbers are looked up.")

@@ -4,11 +4,12 @@ import re
 import click
 
 from numdiff.errors import UsageError
-from numdiff.settings import flag
+from numdiff.settings import flag, say
 from numdiff.training import kinds
 from numdiff.training.options import settings_of, table
 
 from .suggest import Group
+from .values import Choice, Number
 
 ALIASES = {"image_size": "--size", "learning_rate": "--lr"}
 WIDEST = 30  # characters of the column of option names, so that the groups line up
@@ -34,7 +35,7 @@ class ListOf(click.ParamType):
             self.fail(f"{value!r} is not a list of {what} separated by commas.", param, ctx)
 
 
-class Switch(click.Choice):
+class Switch(Choice):
     """The choices of what was yes or no before."""
 
     def __init__(self, line):
@@ -42,7 +43,7 @@ class Switch(click.Choice):
         self.line = line
 
     def convert(self, value, param, ctx):
-        return super().convert(self.line.meant(value), param, ctx)
+        return super().convert(self.line.meant(value.lower() if isinstance(value, str) else value), param, ctx)
 
 
 class Setting(click.Option):
@@ -157,14 +158,14 @@ def _attributes(line, model, emoji=False):
     told = _help(line, model) + (_of_emoji(line, model) if emoji else "")
     common = {"heading": line.group, "default": None, "help": told}
     if line.name == "preset":
-        return {**common, "type": click.Choice(tuple(kinds.get(model).presets))}
+        return {**common, "type": Choice(tuple(kinds.get(model).presets))}
     if line.kind is bool:
         return common
     if line.switch:
         return {**common, "type": Switch(line), "is_flag": False, "flag_value": line.switch[True],
                 "callback": lambda ctx, param, value: _switched(ctx, line, value)}
     if line.choices:
-        return {**common, "type": click.Choice(line.choices), "metavar": line.unit or None}
+        return {**common, "type": Choice(line.choices), "metavar": line.unit or None}
     if line.repeated:
         return {**common, "type": ListOf(line.kind), "metavar": line.unit, "multiple": True, "callback": _joined}
     if line.many:
@@ -173,7 +174,7 @@ def _attributes(line, model, emoji=False):
         return {**common, "type": str, "metavar": line.unit}
     limits = {"min": line.low if line.above is None else line.above, "min_open": line.above is not None,
               "max": line.high if line.below is None else line.below, "max_open": line.below is not None}
-    return {**common, "type": (click.IntRange if line.kind is int else click.FloatRange)(**limits),
+    return {**common, "type": (click.IntRange if line.kind is int else Number)(**limits),
             "metavar": line.unit}
 
 
@@ -221,8 +222,6 @@ def _of_emoji(line, model):
 
 def text(value):
     """A value as it is written on the command line."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return say(value)

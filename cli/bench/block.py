@@ -3,6 +3,7 @@ import click
 
 from ..output import echo
 from ..settings import GroupedCommand, settings
+from ..values import Choice
 from .shared import measurement
 
 
@@ -16,7 +17,7 @@ from .shared import measurement
                     "help": "Channels, a multiple of 8."}),
     ("--repeats", {"metavar": "N", "type": click.IntRange(1), "default": 20, "show_default": True,
                    "help": "Runs; their median is reported. On the CPU at most 3."}),
-    ("--versus", {"type": click.Choice(["torch"]), "help": "Also measure PyTorch's block, eagerly and compiled."}))
+    ("--versus", {"type": Choice(["torch"]), "help": "Also measure PyTorch's block, eagerly and compiled."}))
 @settings("device", "precision")
 def block(batch, size, channels, repeats, versus, **given):
     """Measure one ConvNeXt block, forward and with its backward pass, on a GPU and on the CPU.

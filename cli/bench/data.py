@@ -5,13 +5,14 @@ import click
 
 from ..output import echo
 from ..settings import GroupedCommand, Setting, settings
+from ..values import Number
 from .shared import measurement
 
 
 @click.command(cls=GroupedCommand)
 @click.argument("file", metavar="[FILE]", type=click.Path(), required=False)
 @measurement(
-    ("--demand", {"metavar": "IMAGES/S", "type": click.FloatRange(0, min_open=True), "help": "What the step takes, for "
+    ("--demand", {"metavar": "IMAGES/S", "type": Number(0, min_open=True), "help": "What the step takes, for "
                   "comparison.  [default: that of the fastest step for 64×64 or 256×256 pixels and 32×32×4 latents]"}),
     ("--repeats", {"metavar": "N", "type": click.IntRange(1), "default": 3, "show_default": True,
                    "help": "Epochs to measure for each row, with the file opened again; their median is reported."}),

@@ -3,6 +3,7 @@ import click
 
 from ..output import echo
 from ..settings import KindGroup, ListOf, kind_command
+from ..values import Choice
 from .shared import check_results, measured_by, model_name
 
 LADDER_SETTINGS = ("preset", "device", "recompute", "batch", "image_size", "channels", "data")
@@ -16,7 +17,7 @@ LADDER = measured_by(
     ("--csv", {"metavar": "FILE.csv", "type": click.Path(dir_okay=False), "help": "Write the rows, after each row."}),
     ("--png", {"metavar": "FILE.png", "type": click.Path(dir_okay=False), "help": "Draw images/s as bars, and a point "
                "a row under the roof of the card."}),
-    ("--versus", {"type": click.Choice(["torch"]), "help": "Also climb PyTorch's ladder: eager, the largest batch, "
+    ("--versus", {"type": Choice(["torch"]), "help": "Also climb PyTorch's ladder: eager, the largest batch, "
                   "torch.compile, fused attention, autocast."}))
 
 

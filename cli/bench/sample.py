@@ -4,12 +4,13 @@ import click
 from numdiff.settings import SAMPLERS, as_options
 
 from ..settings import KindGroup, kind_command
+from ..values import Choice
 from .shared import echo_model, measured_by
 from .versus import VERSUS, measured, torch_pairs
 
 SAMPLED = ("preset", "device", "precision", "eager", "image_size", "channels")
 SAMPLE = measured_by(
-    ("--sampler", {"type": click.Choice(SAMPLERS), "metavar": "NAME", "default": "ddim", "show_default": True,
+    ("--sampler", {"type": Choice(SAMPLERS), "metavar": "NAME", "default": "ddim", "show_default": True,
                    "help": f"How samples are made: {', '.join(SAMPLERS)}."}),
     ("--sample-steps", {"metavar": "STEPS", "type": click.IntRange(1), "default": 50, "show_default": True,
                         "help": "Steps of the sampler; each evaluates the model once (heun: twice)."}),

@@ -6,17 +6,18 @@ import click
 from numdiff.training import kinds
 
 from ..settings import GroupedCommand, settings
+from ..values import Choice, Number
 from .shared import KERNELS, MEASURED, echo_model, measurement
 
 
 @click.command(cls=GroupedCommand)
 @measurement(
-    ("--of", {"type": click.Choice(kinds.names()), "default": kinds.names()[0], "show_default": True,
+    ("--of", {"type": Choice(kinds.names()), "default": kinds.names()[0], "show_default": True,
               "help": "The model whose training step gives the shapes."}),
     ("--shapes", {"metavar": "N", "type": click.IntRange(1),
                   "help": "How many shapes of each kind to measure, those with most arithmetic first.  [default: "
                           "all]"}),
-    ("--timeout", {"metavar": "SECONDS", "type": click.FloatRange(0), "default": math.inf,
+    ("--timeout", {"metavar": "SECONDS", "type": Number(0), "default": math.inf,
                    "help": "Time after which no further shape is begun; the largest come first.  [default: none]"}),
     ("--out", {"metavar": "FILE.json", "type": click.Path(dir_okay=False),
                "help": "The table to write; an existing one keeps its entries for other shapes.  [default: this "

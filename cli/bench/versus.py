@@ -1,10 +1,10 @@
 """`--versus torch`: its options, and what of PyTorch is measured beside numdiff."""
-import click
 
 from ..settings import ListOf
+from ..values import Choice
 
 VERSUS = (
-    ("--versus", {"type": click.Choice(["torch"]), "help": "Also measure PyTorch with the same model, in turns with "
+    ("--versus", {"type": Choice(["torch"]), "help": "Also measure PyTorch with the same model, in turns with "
                   "numdiff."}),
     ("--modes", {"metavar": "MODE,…", "type": ListOf(str), "help": "PyTorch's modes: eager, compile, graphs (compiled, "
                  "with CUDA graphs), or all. Compiling takes about a minute.  [default: eager,graphs; on the CPU "

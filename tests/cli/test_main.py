@@ -1,6 +1,7 @@
 """The command line: help of every command, and one sentence for every error."""
 import contextlib
 import errno
+import math
 import os
 import re
 import signal
@@ -19,13 +20,14 @@ from numdiff.data import open_dataset
 from numdiff.data.folders import class_names
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT
-from numdiff.settings import flag
+from numdiff.settings import flag, say
 from numdiff.training.checkpoint import checkpoint_name, save_checkpoint
 from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve, settings_of
 from numdiff.training.run_folder import create_run
 from numdiff_cli import settings
 from numdiff_cli.main import COMMANDS, main
+from tests.cli.fuzz_options import commands
 from tests.conftest import needs
 
 
@@ -248,6 +250,51 @@ def test_info_says_whether_kernels_can_be_kept(tmp_path, monkeypatch, folder, sa
 def test_what_is_no_number_is_told_in_plain_words(arguments, words):
     result = run(*arguments.split())
     assert result.exit_code == 2 and words in result.output
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ("train unet --lr 0", "0 is not in the range x>0."), ("train unet --beta1 1", "1 is not in the range 0<=x<1."),
+    ("train unet --weight-decay 1e9", "1000000000 is not in the range 0<=x<=1000000."),
+    ("train unet --adam-eps 1e-31", "1e-31 is not in the range 1e-30<=x<=1."),
+    ("train unet --ema-std 1,2", "--ema-std 1,2 must be at least 0.005 and at most 0.28."),
+    ("train unet --loss v --min-snr-gamma 5", "--loss v and --min-snr-gamma 5 exclude each other"),
+    ("train unet --cfg-interval 5,0.30", "--cfg-interval 5,0.3 must be two noise levels"),
+    ("train unet --class-dropout 0.5", "--class-dropout 0.5 needs --class-cond"),
+    ("train unet --vlb-weight 2 --no-learn-sigma", "--vlb-weight 2 weighs")])
+def test_numbers_are_told_as_one_types_them(arguments, words):
+    result = run(*arguments.split(), "--dry-run")
+    assert result.exit_code == 2 and words in result.output
+
+
+@pytest.mark.parametrize("value, said", [
+    (1.0, "1"), (1e-5, "1e-05"), (0.1, "0.1"), (1e6, "1000000"), (1e30, "1e+30"), (np.float32(2), "2"), (True, "True"),
+    (3, "3"), ((0.3, 5.0), "0.3,5"), ((), "none"), (None, "None"), ("a\n", "a\\n"), (math.nan, "nan")])
+def test_say(value, said):
+    assert say(value) == said
+
+
+def test_choices_go_in_any_case_and_stay_what_they_are():
+    """Of every option of every command; what options.json gets, and what help shows, is the word as it is known."""
+    seen = set()
+    for name, command in commands():
+        context = click.Context(command)
+        for parameter in command.params:
+            if not isinstance(parameter.type, click.Choice):
+                continue
+            seen.add((name, parameter.name))
+            assert len({choice.casefold() for choice in parameter.type.choices}) == len(parameter.type.choices)
+            for choice in parameter.type.choices:
+                for given in (choice, choice.upper(), choice.lower(), choice.title()):
+                    assert parameter.type.convert(given, parameter, context) == choice, (name, parameter.name)
+    assert {("train dit", "architecture"), ("train unet", "optimizer"), ("train unet", "recompute"),
+            ("train dit", "preset"), ("sample", "sampler"), ("convert", "attention_order"), ("evaluate", "device"),
+            ("kernels check", "device"), ("bench tune", "of"), ("data import", "fit"),
+            ("profile unet", "clock")} <= seen
+    result = run("train", "dit", "--dry-run", "--model", "dit-b/2", "--optimizer", "Muon", "--recompute", "YES")
+    for said in (r"architecture +DiT-B/2\n", r"optimizer +muon\n", r"recompute +blocks\n"):
+        assert re.search(said, result.output), result.output
+    wrong = run("train", "dit", "--model", "dit-b")
+    assert wrong.exit_code == 2 and "'dit-b' is not one of 'DiT-S/2', " in wrong.output
 
 
 def test_info():
