@@ -14,6 +14,7 @@ import json
 import math
 import os
 import pathlib
+import shlex
 import zipfile
 from dataclasses import dataclass, field
 
@@ -25,10 +26,13 @@ from ..data.dataset import open_dataset
 from ..data.pictures import Unreadable, flatten, open_picture
 from ..errors import NumdiffError, UsageError
 from ..files import Refused, atomic_file, open_regular
+from ..hdf5 import open_hdf5
+from ..outputs import RUN
 from .frechet import mean_and_covariance
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 PICKLES = (".pkl", ".pickle")
+WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt")
 SPARE_BYTES = 64 << 20  # that an npz may take in memory beyond four times its size
 MAX_PIXELS = 1 << 22  # of an image
 LARGEST = 1e100  # of statistics, so that their products are numbers, too
@@ -102,6 +106,7 @@ def open_source(path, classes=None, size=None):
     classes: names, of a dataset, to keep; size: (height, width) to which a dataset's images are averaged down
     """
     path = pathlib.Path(path)
+    _refuse_model(path)
     if path.suffix == ".h5":
         return _dataset(path, classes, size)
     if classes:
@@ -121,6 +126,20 @@ def open_source(path, classes=None, size=None):
         with open_regular(path) as raw, io.BufferedReader(raw) as file:
             size = os.fstat(file.fileno()).st_size
             return Features(str(path), _check_features(path, read_npy(file, size, size)))
+
+
+def _refuse_model(path):
+    """Raise a `UsageError` for a model's run or weights: images made with it are what is meant."""
+    if (path / RUN).is_file() or path.is_file() and (path.suffix.lower() in WEIGHTS or _holds_weights(path)):
+        raise UsageError(f"{path} is a model, and images are compared: make some with `numdiff sample "
+                         f"{shlex.quote(str(path))} --npz samples.npz`, and give that file.")
+
+
+def _holds_weights(path):
+    if path.suffix == ".h5":
+        with contextlib.suppress(OSError, Refused), open_hdf5(path) as file:
+            return "buffers" in file.names()
+    return False
 
 
 class _Npz:

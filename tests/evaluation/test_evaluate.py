@@ -13,6 +13,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.evaluation import RandomConv, find_extractor, frechet_distance, kid, mean_and_covariance, precision_recall
 from numdiff.evaluation.features import CHANNELS, extract, random_conv_weight
 from numdiff.evaluation.sources import Features, Images, Statistics, open_source, save_features, save_statistics
+from numdiff.training.checkpoint import save_checkpoint
 from numdiff_cli.main import main
 from tests.conftest import on
 from tests.evaluation import extractors
@@ -348,6 +349,21 @@ def test_bad_input_is_one_sentence(samples, reference, tmp_path, monkeypatch):
     assert result.exit_code == 0 and "note: precision and recall need more images" in result.output
     with pytest.raises(NumdiffError, match="at least two"):
         open_source("one.npz").statistics()
+
+
+@pytest.mark.parametrize("name", ["m.h5", "w.safetensors", "w.PT", "a run"])
+def test_a_model_is_no_images(tmp_path, name):
+    path = tmp_path / name
+    if name == "m.h5":
+        save_checkpoint(path, {"parameters": np.zeros(3, np.float32)}, {})
+    elif name == "a run":
+        path.mkdir()
+        (path / "options.json").write_text("{}")
+    else:
+        path.touch()
+    with pytest.raises(UsageError, match=r"is a model, and images are compared: make some with `numdiff sample \S+( "
+                                         r"run')? --npz samples\.npz`, and give that file\."):
+        open_source(path)
 
 
 @pytest.mark.parametrize("nested", [True, False], ids=["edm2", "flat"])
