@@ -1,9 +1,9 @@
 """What `numdiff ema` does: an average of another width as a model file."""
 import pathlib
 
-from ..errors import visibly
+from ..errors import UsageError, visibly
 from ..outputs import check_ending, check_output
-from .model_files import read_model_file, write_model_file
+from .model_files import is_foreign, read_model_file, write_model_file
 from .sampling import find_model
 
 
@@ -14,6 +14,9 @@ def ema_command(run, std, output=None, outdir="runs", echo=print):
     """
     echo = visibly(echo)
     checkpoint = pathlib.Path(find_model(run, outdir, echo))
+    if is_foreign(checkpoint):
+        raise UsageError(f"{checkpoint} keeps no averages of which one of another width can be made: give a run that "
+                         "was trained with --ema-std.")
     path = pathlib.Path(output or checkpoint.with_name(f"ema-{std:g}.h5"))
     check_ending("--output", path, ".h5")
     check_output("the model file", path, checkpoint)

@@ -274,6 +274,13 @@ def test_what_keeps_no_averages_says_so(folder, tmp_path):
             numdiff.load(folder, "cpu", **given)
 
 
+def test_weights_of_other_programs_keep_none(tmp_path):
+    np.savez(tmp_path / "w.npz", a=np.zeros(3))
+    result = command("ema", tmp_path / "w.npz", "--std", 0.08)
+    assert result.exit_code == 2 and "w.npz keeps no averages of which one of another width can be made: give a run " \
+        "that was trained with --ema-std." in result.output
+
+
 def test_a_snapshot_is_no_model(folder):
     """Its name comes first where one looks for averages."""
     stored = P.list_snapshots(folder)[0][1]
