@@ -14,7 +14,7 @@ from ..quantise import (
     scale_update,
     share_largest,
 )
-from .case import HALF_TOLERANCE, Case
+from .case import FP8_TOLERANCE, HALF_TOLERANCE, Case
 
 
 def with_width(width, function):
@@ -104,7 +104,7 @@ def fp8_cases():
                     "out": rng.standard_normal((M, width - 24)).astype(np.float32)}
 
         label = f"e4m3, tile {width}{', two tiles' * (M > 128)}{f', {slices} slices' * (slices > 1)}"
-        return Case("matmul_fp8_gradient", inputs, run, (None,), label=label)
+        return Case("matmul_fp8_gradient", inputs, run, (None,), FP8_TOLERANCE, label)
 
     for key in hopper_fp8.FP8_GRADIENT_KERNELS:
         yield gradient(key)
