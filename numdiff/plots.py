@@ -30,6 +30,7 @@ INK, GREY, GRID = "#282c34", "#6e747e", "#e5e8ec"
 COLOURS = ("#165ea6", "#d9622b", "#2c8c4d", "#8d5ab5", "#b8383d", "#7a6a4f", "#d277b4", "#4f9fbf", "#a09a1c", "#5f6b7a")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}  # same plot, same bytes
+NEAR = 0.03  # of an axis: labels of points that are closer share a place
 DRAWING = threading.RLock()
 RAW = "#b0cce8"  # a light version of the first colour: values before smoothing
 STYLE = {
@@ -161,23 +162,40 @@ def draw_roofline(axes, points, bandwidth, peaks, legend=True):
         axes.plot([start, high], [peak / unit, peak / unit], color=GREY, linewidth=1.4)
         axes.annotate(f"{precision}: {peak / unit:,.4g} {prefix}FLOP/s", (high, peak / unit), (-2, 4), ha="right",
                       textcoords="offset points", color=GREY, fontsize=9)
+    named = []
     for (name, rows), (colour, marker) in zip(points.items(), looks(), strict=False):
         shown = [p for p in rows if p[0] > 0 and p[1] > 0]
         axes.plot([p[0] for p in shown], [p[1] / unit for p in shown], linestyle="", marker=marker, color=colour,
                   markersize=6, markeredgecolor="white", markeredgewidth=0.6, label=name)
-        for intensity, flops, *label in shown:
-            axes.annotate("".join(label), (intensity, flops / unit), (6, -3), textcoords="offset points",
-                          fontsize=8, color=colour)
+        named += [(*p, colour) for p in shown if p[2:]]
     axes.set_xscale("log")
     axes.set_yscale("log")
+    values = [p[1] for p in everything] + list(peaks.values()) or [unit]
+    bottom, top = min(values) / 3, max(values) * 2
     axes.set_xlim(low, high)
-    values = [p[1] / unit for p in everything] + [peak / unit for peak in peaks.values()]
-    if values:
-        axes.set_ylim(min(values) / 3, max(values) * 2)
+    axes.set_ylim(bottom / unit, top / unit)
+    for group in close_ones(named, high / low, top / bottom):
+        intensity, flops = max(p[0] for p in group), math.prod(p[1] for p in group) ** (1 / len(group))
+        axes.annotate(", ".join(p[2] for p in group), (intensity, flops / unit), (6, -3), textcoords="offset points",
+                      fontsize=8, color=group[0][3] if len(group) == 1 else INK)
     for way in "xy":
         log_axis(axes, way)
     if points and legend:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), fontsize=9)
+
+
+def close_ones(points, x_range, y_range):
+    """Groups of points (x, y, …) so close on logarithmic axes that labels beside each would cover one another.
+
+    x_range, y_range: the axes' upper ends over their lower ones
+    """
+    groups = []
+    for point in points:
+        near = [group for group in groups if any(
+            abs(math.log(point[0] / p[0])) < NEAR * math.log(x_range)
+            and abs(math.log(point[1] / p[1])) < NEAR * math.log(y_range) for p in group)]
+        groups = [group for group in groups if group not in near] + [[*sum(near, []), point]]
+    return groups
 
 
 def ladder(path, values, unit, title, points, bandwidth=None, peaks=None):

@@ -148,3 +148,11 @@ def test_without_matplotlib_there_is_a_sentence(tmp_path, monkeypatch):
     with pytest.raises(NumdiffError, match="plots need matplotlib, which cannot be imported .*; pip install matplotl"):
         plots.loss_curve(tmp_path / "loss.png", [1], [1.0])
     plots.matplotlib.cache_clear()
+
+
+def test_labels_of_points_that_nearly_coincide_stand_together():
+    points = [(50, 10, "3"), (65, 16, "4"), (66, 17, "5"), (500, 300, "9"), (500, 301, "10"), (66, 400, "7")]
+    groups = plots.close_ones(points, 200, 10000)
+    assert [[label for *_, label in group] for group in groups] == [["3"], ["4", "5"], ["9", "10"], ["7"]]
+    # one between two others joins them
+    assert len(plots.close_ones([(1, 1, "a"), (1.3, 1, "b"), (1.15, 1, "c")], 1000, 10)) == 1
