@@ -229,8 +229,10 @@ def watched(step, precision):
     backend = step.backend
     clock = None if backend is None else Clock(backend) if hasattr(backend, "capture") else HostClock()
     if isinstance(clock, Clock):
-        run_watched(step, clock)  # once to adjust the clock
-    launches, spans = run_watched(step, clock)
+        run_watched(step, clock)  # once for one-time work
+        launches, spans = clock.undisturbed(lambda: run_watched(step, clock))
+    else:
+        launches, spans = run_watched(step, clock)
     return Profile(launches, spans, "", 0.0, False, Roof(None), precision, step.trainer.flops_per_step)
 
 
