@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 
+from ..device import one_after_another
 from ..device.roof import Roof
 from ..errors import NumdiffError
 from ..files import write_text
@@ -86,7 +87,7 @@ def run_watched(step, clock):
             parent.nested_flops += span.flops or 0
         return result
 
-    with Layers() as layers, watching_operations(around_operation), \
+    with Layers() as layers, watching_operations(around_operation), one_after_another(), \
             watching_launches(step.backend if clock else None, around_launch):
         step.run_eagerly()
     if clock is not None:

@@ -18,7 +18,7 @@ from .array import (
     with_dtype,
     zeros,
 )
-from .cpu import cores, on_host, over_batch, prepare_cpu, share_cores, side_by_side, workers
+from .cpu import cores, on_host, one_after_another, over_batch, prepare_cpu, share_cores, side_by_side, workers
 from .gpu import choose_gpu, cuda, get_gpu, gpu_count, why_no_gpu
 from .gpu_graphs import EXCHANGE, GRADIENTS
 from .host_twin import HostTwin
@@ -31,9 +31,9 @@ from .system_scope import load_acquire, nanoseconds, store_release
 __all__ = ["AnyArray", "DeviceArray", "EXCHANGE", "GRADIENTS", "HostTwin", "PtxError", "Replayed", "opaque", "between",
            "choose_gpu", "copy_into", "cores", "cuda", "download", "empty", "empty_like", "fill_zero", "float32",
            "forked", "get_backend", "get_gpu", "gpu_count", "int32", "int64", "is_device", "is_planned", "join",
-           "lasting", "launch", "load4", "load_acquire", "nanoseconds", "on_host", "over_batch", "product",
-           "set_poison", "share_cores", "side_by_side", "store4", "store_release", "synchronize", "uint32", "upload",
-           "why_no_gpu", "with_dtype", "workers", "zeros"]
+           "lasting", "launch", "load4", "load_acquire", "nanoseconds", "on_host", "one_after_another", "over_batch",
+           "product", "set_poison", "share_cores", "side_by_side", "store4", "store_release", "synchronize", "uint32",
+           "upload", "why_no_gpu", "with_dtype", "workers", "zeros"]
 
 
 def get_backend(name, index=None):

@@ -10,9 +10,10 @@ import numdiff.device.emulator
 from numdiff.benchmark.clocks import EMPTY_KERNELS, HOLD_NS, WINDOW, Clock, match, replayed
 from numdiff.benchmark.costs import roof_of
 from numdiff.benchmark.memory import Holdings, in_short
-from numdiff.benchmark.profile import Profile, profile_step
+from numdiff.benchmark.profile import Profile, profile_step, run_watched
+from numdiff.benchmark.step import NumdiffStep
 from numdiff.benchmark.watch import BETWEEN, watching_launches, watching_operations
-from numdiff.device import zeros
+from numdiff.device import cpu, zeros
 from numdiff.device.arena import Arena
 from numdiff.device.roof import Roof, peak_flops
 from numdiff.kernels import add_forward, beside, linear_forward
@@ -53,6 +54,14 @@ def test_on_the_cpu(on_cpu):
             ("time_embed.2", "backward")} <= layers
     everything = {row[0] for row in on_cpu.by_layer(9)}
     assert ("output_blocks.0.0.in_layers.2", "backward") in everything
+
+
+def test_what_runs_side_by_side_is_timed_one_after_another(monkeypatch):
+    step = NumdiffStep(small_unet(optimizer="muon"))
+    monkeypatch.setattr(cpu, "_pool", lambda: pytest.fail("Muon's matrices are handed to other threads"))
+    launches, _ = run_watched(step, None)
+    assert sum(launch.kernel == "newton_schulz" for launch in launches) > 1
+    assert all(launch.us >= 0 for launch in launches)  # a nested operation takes no longer than what it is part of
 
 
 def test_flops_are_those_of_the_model(on_cpu):

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from numdiff.device import cpu, over_batch, side_by_side
+from numdiff.device import cpu, one_after_another, over_batch, side_by_side
 from tests.conftest import needs
 
 MUCH = 1 << 30  # elements: worth sharing
@@ -109,3 +109,9 @@ def test_a_forked_process_has_threads_of_its_own(count):
 
 def test_side_by_side_keeps_the_order(count):
     assert list(side_by_side(lambda item: item * item, range(20))) == [item * item for item in range(20)]
+
+
+def test_one_after_another_in_the_thread_that_asks():
+    with one_after_another():
+        assert set(side_by_side(lambda _: threading.current_thread(), range(9))) == {threading.current_thread()}
+    assert threading.current_thread() not in set(side_by_side(lambda _: threading.current_thread(), range(9)))
