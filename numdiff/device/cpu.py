@@ -181,14 +181,15 @@ def side_by_side(function, items):
         yield waiting.popleft().result()
 
 
-def on_host(function):
+def on_host(function, reorders=False):
     """Decorator: a loop over arrays, compiled for the host's cores by Numba, without Python's lock and kept on disk.
 
     For what NumPy does in many small steps: each of those goes through memory, and asks for the lock when it ends, for
     which threads that share a batch wait longer than the step takes. A division by zero gives what it does in NumPy: a
     loop that could raise an error would take one number at a time.
+    reorders: a sum may be taken as several, which a core's vectors add up at once; on one machine always the same
     """
-    options = {"nogil": True, "error_model": "numpy"}
+    options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc"} if reorders else False}
     try:
         return numba.njit(function, cache=True, **options)
     except RuntimeError:  # there is no folder that may be written to

@@ -6,8 +6,12 @@ import pytest
 from numdiff.device import download
 from numdiff.kernels.quantise import PARTIALS, quantise_forward
 from numdiff.kernels.transformer import columns as Co
+from numdiff.kernels.transformer.gate_adaln import cpu
 from numdiff.kernels.transformer.gate_adaln import launcher as G
-from numdiff.kernels.transformer.gate_adaln.reference import gate_adaln_forward_reference
+from numdiff.kernels.transformer.gate_adaln.reference import (
+    gate_adaln_backward_reference,
+    gate_adaln_forward_reference,
+)
 from numdiff.kernels.transformer.norms import NORMS, Norm
 from numdiff.nn import functional as F
 from numdiff.nn.tensor import Parameter, Tape, Tensor
@@ -360,3 +364,28 @@ def test_bytes_for_a_layer_in_fp8(engine, rng, shape, norm, weighted):
     for got, want in zip(found, (dx, quantise_forward(dh, unit, alone), *others), strict=True):
         engine.check_equal(got, want)
     assert not engine.computes or download(amax).max() == download(alone).max() > 0
+
+
+@GATED
+@pytest.mark.parametrize("which", NORMS, ids=str)
+@pytest.mark.parametrize("shape", [(5, 3, 33), (2, 7, 64)], ids=str)
+def test_the_loops_of_the_cpu_engine(rng, shape, which, gated):
+    """In float32 beside the reference in float64; an image has the same bits in every batch."""
+    x, h, dz, dy, gate, shift, scale = make(rng, shape)
+    h, gate, shift = h if gated else None, gate if gated else None, shift if which.shifted else None
+    weight = rng.standard_normal(shape[2]) if which.weighted else None
+    dz = None if gated else dz
+    single = [a if a is None else a.astype(np.float32) for a in (x, h, gate, shift, scale)]
+    own = None if weight is None else weight.astype(np.float32)
+    want = gate_adaln_forward_reference(x, h, gate, shift, scale, 1e-3, weight, which.kind)
+    got = cpu.gate_adaln_forward_cpu(*single, 1e-3, own, which.kind)
+    sums, exact = ((None, None) if weight is None else (np.ones(shape[2], np.float32), np.ones(shape[2])))
+    wanted = gate_adaln_backward_reference(dz, dy, want[0], *(h, gate, shift, scale), *want[2:], weight, exact)
+    found = cpu.gate_adaln_backward_cpu(None if dz is None else dz.astype(np.float32), dy.astype(np.float32), got[0],
+                                        *single[1:], *got[2:], own, sums)
+    for a, b in zip((*got, *found, sums), (*want, *wanted, exact), strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or a.dtype == np.float32 and relative_error(a, b) < 3e-6
+    alone = [cpu.gate_adaln_forward_cpu(*(a if a is None else a[i:i + 1] for a in single), 1e-3, own, which.kind)[1]
+             for i in range(len(x))]
+    np.testing.assert_array_equal(np.concatenate(alone), got[1])

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.device import download
+from numdiff.kernels.transformer.qk_norm_rope import cpu, reference
 from numdiff.kernels.transformer.qk_norm_rope import launcher as Q
 from numdiff.nn import functional as F
 from numdiff.nn.layers import Linear
@@ -284,3 +285,30 @@ def test_a_layer_keeps_no_result(rng):
         y = F.attention(F.qk_norm_rope(layer(leaf), 2, rotation=rotation), 2, "new")
     tape.backward(y, dy)
     assert relative_error(leaf.grad, numerical_gradient(lambda a: forward(a).data, x, dy)) < 1e-6
+
+
+@WHAT
+@pytest.mark.parametrize("shape", [(5, 3, 3, 6), (2, 7, 2, 40)], ids=str)
+def test_the_loops_of_the_cpu_engine(rng, shape, norms, rotates):
+    """In float32 beside the reference in float64; an image has the same bits in every batch."""
+    B, T, heads, HS = shape
+    qkv, dy = rng.standard_normal((2, B, T, 3 * heads * HS))
+    weights, rotation = rng.standard_normal((2, HS)) if norms else None, rng.standard_normal((2, T, HS))
+    rotation = rotation if rotates else None
+    y, dqkv, kept = qkv.copy(), dy.copy(), qkv[..., :2 * heads * HS].copy()
+    reference.qk_norm_rope_forward_reference(qkv, y, heads, weights, rotation, 1e-3)
+    sums = reference.qk_norm_rope_backward_reference(dy, kept, dqkv, heads, weights, rotation, 1e-3)
+
+    def single(array):
+        return None if array is None else array.astype(np.float32)
+    given = heads, single(weights), single(rotation), 1e-3
+    x, d, before = single(qkv), single(dy), single(kept)
+    out, gradient = x.copy(), d.copy()
+    cpu.qk_norm_rope_forward_cpu(out, out, *given)
+    found = cpu.qk_norm_rope_backward_cpu(gradient, before, gradient, *given)
+    assert relative_error(out, y) < 1e-6 and relative_error(gradient, dqkv) < 1e-6
+    assert not norms or relative_error(found, sums) < 3e-6
+    for i in range(B):
+        alone = x[i:i + 1].copy()
+        cpu.qk_norm_rope_forward_cpu(alone, alone, *given)
+        np.testing.assert_array_equal(alone[0], out[i])

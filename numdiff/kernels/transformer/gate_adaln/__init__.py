@@ -1,6 +1,7 @@
 """Gate, residual and the adaptive norm after it, in one pass each way. Read the files in this order.
 
     reference.py   what is computed, the derived gradients, and what it costs
+    cpu.py         the same without a GPU, a token at a time
     forward.py     v2  a warp a token, held in registers
     backward.py    v2  a block a chunk of an image's tokens, their sums in registers
     launcher.py        which version runs, and what it is given

@@ -66,6 +66,7 @@ from ..columns import Columns, as_columns
 from ..gate import gate_backward, gate_forward
 from ..norms import Norm, check_norm
 from .backward import BACKWARD, EIGHT_BACKWARD, Chunks, Factors, Places, choose_plan
+from .cpu import gate_adaln_backward_cpu, gate_adaln_forward_cpu
 from .forward import (
     BLOCK,
     EIGHT_FORWARD,
@@ -79,7 +80,6 @@ from .forward import (
     key_of,
     lanes_of,
 )
-from .reference import gate_adaln_backward_reference, gate_adaln_forward_reference
 
 
 def gate_adaln_supports(like, C):
@@ -125,7 +125,7 @@ def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="la
         z, y, *others = gate_adaln_forward(x, h, gate, shift, scale, eps, weight, norm, version=version)
         return (z, quantise_forward(y, *into), *others)
     if not is_device(x):
-        return gate_adaln_forward_reference(x, h, gate, shift, scale, eps, weight, norm)
+        return gate_adaln_forward_cpu(x, h, gate, shift, scale, eps, weight, norm)
     if version == 1:
         z = x if h is None else gate_forward(x, h, gate)
         return (z, *adaln_forward(z, shift, scale, eps, weight, norm))
@@ -171,7 +171,7 @@ def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=Non
     if dy is None:
         dy = zeros(z.shape, z.dtype, like=z)
     if not is_device(z):
-        return gate_adaln_backward_reference(dz, dy, z, h, gate, shift, scale, mean, rstd, weight, dweight)
+        return gate_adaln_backward_cpu(dz, dy, z, h, gate, shift, scale, mean, rstd, weight, dweight)
     if version == 1:
         dx, dshift, dscale = adaln_backward(dy, z, scale, mean, rstd, weight, dweight, shift is not None)
         if dz is not None:

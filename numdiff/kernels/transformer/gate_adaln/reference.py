@@ -24,7 +24,7 @@ SOURCE
     Peebles and Xie 2023, arXiv:2212.09748, section 3.2 and figure 3; Yao, Yang, Wang 2025, arXiv:2501.01423 (the block
     with RMSNorm).
 READ NEXT
-    forward.py
+    cpu.py
 """
 from ....dtypes import in_single
 from ..adaln import adaln_backward_reference, adaln_forward_reference

@@ -35,6 +35,7 @@ from ...common import no_numbers
 from ...reduce import BLOCK
 from ...second_pass import add_rows
 from ...versions import versions_by_name
+from .cpu import qk_norm_rope_backward_cpu, qk_norm_rope_forward_cpu
 from .fused import BACKWARD, BACKWARD_BLOCKS, FORWARD, FORWARD_BLOCKS, LANES, THREADS, WARPS, Walk, key_of
 from .naive import (
     Heads,
@@ -43,7 +44,6 @@ from .naive import (
     qk_rstd_kernel_v1,
     qk_weight_kernel_v1,
 )
-from .reference import qk_norm_rope_backward_reference, qk_norm_rope_forward_reference
 
 MAX_CHUNKS = 512  # of the images
 OVERHEAD = 1  # an image's worth of time that a block takes to begin and to end
@@ -112,7 +112,7 @@ def qk_norm_rope_forward(qkv, heads, q_weight=None, k_weight=None, rotation=None
     copies = norms and keeps and in_place
     if not is_device(qkv):
         y, kept = qkv if in_place else qkv.copy(), qkv[..., :2 * D].copy() if copies else qkv
-        qk_norm_rope_forward_reference(qkv, y, heads, _weights(q_weight, k_weight), rotation, eps)
+        qk_norm_rope_forward_cpu(qkv, y, heads, _weights(q_weight, k_weight), rotation, eps)
         return y, kept if norms and keeps else None
     y, kept = qkv if in_place else empty_like(qkv), empty((B, T, 2 * D), qkv.dtype, like=qkv) if copies else qkv
     arrays = (qkv.reshape(-1), y.reshape(-1), kept.reshape(-1), _flat(q_weight, qkv), _flat(k_weight, qkv),
@@ -142,7 +142,7 @@ def qk_norm_rope_backward(dy, kept, heads, q_weight=None, k_weight=None, rotatio
     norms, rotates = q_weight is not None, rotation is not None
     if not is_device(dy):
         dqkv = dy if in_place else dy.copy()
-        sums = qk_norm_rope_backward_reference(dy, kept, dqkv, heads, _weights(q_weight, k_weight), rotation, eps)
+        sums = qk_norm_rope_backward_cpu(dy, kept, dqkv, heads, _weights(q_weight, k_weight), rotation, eps)
         for part, gradient in enumerate((dq_weight, dk_weight) if norms else ()):
             if gradient is not None:
                 gradient += sums[part]
