@@ -189,7 +189,7 @@ def on_host(function, reorders=False):
     loop that could raise an error would take one number at a time.
     reorders: a sum may be taken as several, which a core's vectors add up at once; on one machine always the same
     """
-    options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc"} if reorders else False}
+    options = {"nogil": True, "error_model": "numpy"} | ({"fastmath": {"reassoc"}} if reorders else {})
     try:
         return numba.njit(function, cache=True, **options)
     except RuntimeError:  # there is no folder that may be written to

@@ -27,3 +27,11 @@ def test_where_nothing_can_be_kept_on_disk(monkeypatch):
     monkeypatch.setattr(cpu.numba, "njit", njit)
     options = {"nogil": True, "error_model": "numpy"}
     assert on_host(len) is len and asked == [{"cache": True, **options}, options]
+
+
+def test_only_who_says_so_has_sums_reordered(monkeypatch):
+    asked = []
+    monkeypatch.setattr(cpu.numba, "njit", lambda function, **options: asked.append(options.get("fastmath")))
+    on_host(len)
+    on_host(len, reorders=True)
+    assert asked == [None, {"reassoc"}]
