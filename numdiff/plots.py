@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import pathlib
 import sys
 import threading
@@ -256,13 +257,28 @@ class NoPlotsError(NumdiffError):
     """matplotlib is missing or broken."""
 
 
+@contextlib.contextmanager
+def without_backend():
+    """Context: matplotlib is imported without MPLBACKEND, which may name one that is not there (a notebook's `!numdiff`
+    inherits one), and is told it afterwards: nothing here draws to a screen, but others in the process may."""
+    named = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
+    try:
+        yield
+        if named:
+            with contextlib.suppress(ValueError):
+                sys.modules["matplotlib"].rcParams["backend"] = named
+    finally:
+        if named is not None:
+            os.environ["MPLBACKEND"] = named
+
+
 class _Matplotlib:
     """The parts of matplotlib that are used here."""
 
     def __init__(self):
         try:
             logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a font cache that it cannot write is no news
-            with deferred_signals():  # interrupted, it says something else than a Ctrl-C does, or crashes the process
+            with deferred_signals(), without_backend():  # interrupted, it says something else, or crashes the process
                 from matplotlib import rc_context
                 from matplotlib.backends import backend_agg  # noqa: F401  savefig would import it
                 from matplotlib.figure import Figure

@@ -1,4 +1,5 @@
 """The plots: whole files, round ticks, odd values, one style and nothing global; no step waits for matplotlib."""
+import os
 import subprocess
 import sys
 import threading
@@ -156,3 +157,14 @@ def test_labels_of_points_that_nearly_coincide_stand_together():
     assert [[label for *_, label in group] for group in groups] == [["3"], ["4", "5"], ["9", "10"], ["7"]]
     # one between two others joins them
     assert len(plots.close_ones([(1, 1, "a"), (1.3, 1, "b"), (1.15, 1, "c")], 1000, 10)) == 1
+
+
+@pytest.mark.parametrize("backend, kept", [("module://of_a_notebook", False), ("svg", True)])
+def test_a_backend_that_is_not_there_is_no_hindrance(tmp_path, backend, kept):
+    script = (f"from numdiff import plots\nplots.loss_curve({str(tmp_path / 'loss.png')!r}, [1, 2], [2.0, 1.0])\n"
+              "import os, matplotlib\n"
+              "print(os.environ['MPLBACKEND'], matplotlib.rcParams._get('backend') == os.environ['MPLBACKEND'])")
+    done = subprocess.run(forked("-c", script), capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "MPLBACKEND": backend})
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [backend, str(kept)], "")
+    assert (tmp_path / "loss.png").stat().st_size > 1000
