@@ -100,6 +100,6 @@ def describe(target, result):
     from numdiff.training.build import describe_diffusion
 
     yield from kinds.get(result.kind).foreign().lines(target, result, result.options)
-    yield f"diffusion   {describe_diffusion(result.diffusion)}"
+    yield f"diffusion   {describe_diffusion(result.diffusion, result.options.get('learn_sigma'))}"
     for heading, text in result.notes:
         yield f"{heading:<11} {text}"

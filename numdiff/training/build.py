@@ -135,8 +135,8 @@ def diffusion_options(options):
     return {**chosen, "timestep_scale": 1000 / whole if chosen["timestep_scale"] else 1.0}
 
 
-def describe_diffusion(diffusion):
-    """The options of a `Diffusion` in words."""
+def describe_diffusion(diffusion, learn_sigma=False):
+    """The options of a `Diffusion` in words; learn_sigma: whether its model learns the variance, too."""
     scale = diffusion.get("timestep_scale", 1.0)
     seen = "" if scale == 1 else f", the model sees timesteps times {scale:g}"
     weight = diffusion.get("vlb_weight")
@@ -155,7 +155,8 @@ def describe_diffusion(diffusion):
     loss = f", loss on {diffusion['loss']}" if "loss" in diffusion else ""
     if "min_snr_gamma" in diffusion:
         loss = f", min-SNR weights with gamma {diffusion['min_snr_gamma']:g}"
-    return f"{how}, predicts {diffusion['prediction']}{loss}{seen}{bound}"
+    variance = " and the variance" if learn_sigma else ""
+    return f"{how}, predicts {diffusion['prediction']}{variance}{loss}{seen}{bound}"
 
 
 def describe_model(options, sizes):
@@ -170,7 +171,10 @@ def describe_preset(options):
     own = {"path": options.path, "loss": options.loss or options.prediction, "time_sampling": options.time_sampling,
            "optimizer": options.optimizer}
     left = [f"{name.replace('_', ' ')} {values[name]}" for name in own if own[name] != values.get(name, own[name])]
-    return f"{options.preset}, but without its {', '.join(left)}" if left else ""
+    why = ""
+    if options.learn_sigma and own["path"] != values.get("path", own["path"]):
+        why = ", as whole timesteps are what a learned variance needs (--no-learn-sigma keeps the path)"
+    return f"{options.preset}, but without its {', '.join(left)}{why}" if left else ""
 
 
 def describe_frozen(patterns, shapes):
@@ -280,7 +284,7 @@ def describe_without_training(options, peaks_on=None):
         yield f"preset    {left}"
     products = kinds.get(options.model).products(sizes)
     flops = options.batch * step_flops(products, shapes, frozen_by(options.freeze, shapes))
-    yield f"diffusion {describe_diffusion(diffusion_options(options))}"
+    yield f"diffusion {describe_diffusion(diffusion_options(options), options.learn_sigma)}"
     yield (f"step      batch {options.batch}{in_parts(options.batch, options.microbatch)}, "
            f"{flops / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "
            f"{options.learning_rate:g}")

@@ -214,7 +214,7 @@ def describe(options, dataset, trainer):
         yield f"frozen    {describe_frozen(options.freeze, shapes)}"
     if left := describe_preset(options):
         yield f"preset    {left}"
-    yield f"diffusion {describe_diffusion(trainer.diffusion.options)}"
+    yield f"diffusion {describe_diffusion(trainer.diffusion.options, options.learn_sigma)}"
     shared = f"{ranks} × {part.batch}" if ranks > 1 else f"{options.batch}"
     yield (f"step      batch {shared}{in_parts(part.batch, part.microbatch)}, "
            f"{trainer.flops_per_step / 1e12:.3g} TFLOP, {options.precision}; {options.steps:,} steps at learning rate "

@@ -286,6 +286,8 @@ def test_the_log_tells_what_of_its_preset_a_run_does_without():
         "tiny, but without its path linear, loss flow, time sampling logit-normal, optimizer muon")
     assert describe_preset(resolve_cpu(path="linear")) == "tiny, but without its time sampling logit-normal"
     assert describe_preset(resolve_cpu(preset="unet64", path="edm")) == ""
+    assert describe_preset(resolve_cpu(model="dit", architecture="DiT-S/2")).endswith(
+        "(--no-learn-sigma keeps the path)")
 
 
 def test_wrong_values_are_told_before_the_gpu_is_looked_for(monkeypatch):
