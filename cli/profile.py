@@ -45,7 +45,7 @@ def show(model, out, png, rows, depth, clock, **given):
     options = resolve({"model": model, **given})
     check_results(png, ("--out", "the trace", out))
     echo_model(options)
-    found = profile_step(options, clock=clock)
+    found = profile_step(options, clock=clock, started=lambda what: click.echo(f"measuring    {what} …", err=True))
     total = found.total_us
     click.echo(f"device       {found.device}")
     click.echo(f"step         {found.step_ms:.3f} ms" + (", captured as a graph" if found.captured else ""))

@@ -9,16 +9,18 @@ Bytes and FLOPs of an operation (costs.py) are counted for the longest of its ke
 charged only what they are not. Without a GPU the same tables show the operations: on the CPU a kernel is one call of
 NumPy's.
 """
+import contextlib
 import json
 import statistics
 import time
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ..device import one_after_another
+from ..device import get_backend, one_after_another
 from ..device.roof import Roof
 from ..errors import NumdiffError
 from ..files import write_text
+from ..progress_bar import progress_bar
 from .clocks import Clock, HostClock, NoClock, profiler_is_there, replayed
 from .costs import arrays_in, cost_of, roof_of
 from .memory import memory_of
@@ -188,24 +190,77 @@ class Profile:
         write_text(path, self.chrome(), "the trace")
 
 
-def profile_step(options, repeats=3, steps=10, warmup=3, clock="auto"):
+class Shown:
+    """Context of a measurement, which says of each part what it is: `started(text)`.
+
+    On the emulator, where each of PARTS is a step that may take minutes, a terminal gets instead a bar of the kernels
+    that have run. Their number is known once a step has run.
+    """
+
+    PARTS = 3
+
+    def __init__(self, backend, started):
+        self.started, self.left, self.before = started or (lambda what: None), self.PARTS, 0
+        self.bar = progress_bar(None, "profiling", "kernel", shown=None if started and is_emulated(backend) else False)
+        self.watching = contextlib.nullcontext() if self.bar.disable else watching_launches(backend, self._count)
+
+    def __enter__(self):
+        self.watching.__enter__()
+        return self
+
+    def __exit__(self, *exception):
+        self.watching.__exit__(*exception)
+        self.bar.close()
+
+    def __call__(self, what):
+        """A part begins."""
+        if self.bar.disable:
+            self.started(what)
+            return
+        if self.left < self.PARTS:
+            self.bar.total = self.bar.n + self.left * (self.bar.n - self.before)
+        self.left, self.before = self.left - 1, self.bar.n
+        self.bar.to(self.bar.n, what)
+
+    def _count(self, name, grid, block, call):
+        result = call()
+        self.bar.update()
+        return result
+
+
+def is_emulated(backend):
+    """Whether a device runs each launch at once, thread by thread; it captures nothing."""
+    return backend is not None and not hasattr(backend, "capture")
+
+
+def profile_step(options, repeats=3, steps=10, warmup=3, clock="auto", started=None):
     """The `Profile` of a training step of the model and batch that `options` (a TrainOptions) describe.
 
     repeats: runs, over which each launch's median is taken; steps, warmup: runs of the step as it trains; clock: on a
-    GPU, "graph" or "events" (see clocks.py); "auto": the first where PyTorch is installed
+    GPU, "graph" or "events" (see clocks.py); "auto": the first where PyTorch is installed; started(text): called before
+    each part (see `Shown`)
     """
-    from .step import NumdiffStep, seconds_in_turns
     gpu = options.device == "cuda"
     if clock == "graph" and not (gpu and profiler_is_there()):
         raise NumdiffError("times from inside a graph need a GPU, and PyTorch for its profiler; use --clock events.")
     inside = gpu and not options.eager and (clock == "graph" or clock == "auto" and profiler_is_there())
+    with Shown(get_backend(options.device), started) as show:
+        return measure(options, repeats, steps, warmup, inside, show)
+
+
+def measure(options, repeats, steps, warmup, inside, show):
+    """As `profile_step`. inside: whether a replayed graph is timed; show: a `Shown`"""
+    from .step import NumdiffStep, seconds_in_turns
+    show("the first step")
     step = NumdiffStep(options)
     backend = step.backend
-    emulated = backend is not None and not hasattr(backend, "capture")
+    emulated = is_emulated(backend)
     steps, repeats, warmup = (1, 1, 0) if emulated else (steps, repeats, warmup)
+    show("the step as it trains")
     times = seconds_in_turns([step], steps, warmup)[0]
     memory = memory_of(step)
     fault = replay_us = None
+    show("kernel by kernel")
     if inside:
         launches, spans = run_watched(step, NoClock())
         step.record_in_order()

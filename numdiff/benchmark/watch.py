@@ -59,11 +59,15 @@ def _wrapper(function, around):
 
 @contextlib.contextmanager
 def watching_launches(backend, around):
-    """Context: every launch, fill and copy of a device goes through `around(name, grid, block, call)`."""
+    """Context: every launch, fill and copy of a device goes through `around(name, grid, block, call)`.
+
+    One may be within another: its calls go through both.
+    """
     if backend is None:
         yield
         return
     launch, fill, copy = backend.launch, backend.fill, backend.copy
+    outer = {name: vars(backend)[name] for name in ("launch", "fill", "copy") if name in vars(backend)}
 
     def watched_launch(kernel, grid, block, args, *more):
         return around(kernel.py_func.__name__, grid, block, lambda: launch(kernel, grid, block, args, *more))
@@ -75,6 +79,7 @@ def watching_launches(backend, around):
         yield
     finally:
         del backend.launch, backend.fill, backend.copy  # uncovers the class's own methods
+        vars(backend).update(outer)
 
 
 class Layers:

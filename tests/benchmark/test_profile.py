@@ -10,14 +10,16 @@ import numdiff.device.emulator
 from numdiff.benchmark.clocks import EMPTY_KERNELS, HOLD_NS, WINDOW, Clock, match, replayed
 from numdiff.benchmark.costs import roof_of
 from numdiff.benchmark.memory import Holdings, in_short
-from numdiff.benchmark.profile import Profile, profile_step, run_watched
+from numdiff.benchmark.profile import Profile, Shown, profile_step, run_watched
 from numdiff.benchmark.step import NumdiffStep
 from numdiff.benchmark.watch import BETWEEN, watching_launches, watching_operations
 from numdiff.device import cpu, zeros
 from numdiff.device.arena import Arena
+from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.roof import Roof, peak_flops
 from numdiff.kernels import add_forward, beside, linear_forward
 from numdiff.training.options import resolve
+from tests.test_progress_bar import Terminal
 
 from .fake_gpu import EVENT_MS, FakeGpu
 
@@ -154,6 +156,38 @@ def test_watching_launches():
         y = add_forward(x, x)
     add_forward(x, x)
     assert len(seen) == 1 and "add" in seen[0] and y.shape == x.shape
+
+
+def test_one_who_watches_within_another():
+    gpu, seen = FakeGpu(), []
+    x = zeros((4, 4), np.float32, gpu)
+    with watching_launches(gpu, lambda *launch: (seen.append("outer"), launch[-1]())[1]):
+        with watching_launches(gpu, lambda *launch: (seen.append("inner"), launch[-1]())[1]):
+            add_forward(x, x)
+        add_forward(x, x)
+    assert seen == ["inner", "outer", "outer"] and "launch" not in vars(gpu)
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_what_is_measured_is_shown(lines, monkeypatch):
+    """On the emulator a terminal gets a bar, whose length is known after a step; all else gets a line a part."""
+    device, said = EmulatorDevice(float64=False), []
+    with Terminal() as terminal:
+        if lines:
+            monkeypatch.setenv("TERM", "dumb")
+        with Shown(device, said.append) as show:
+            for what, launches in (("the first step", 5), ("the step as it trains", 4), ("kernel by kernel", 4)):
+                show(what)
+                for _ in range(launches):
+                    zeros(8, np.float32, device)
+        frames = terminal.frames()
+    assert "fill" not in vars(device)
+    if lines:
+        assert said == ["the first step", "the step as it trains", "kernel by kernel"] and frames == []
+        return
+    assert said == [] and any("0 kernels  the first step" in frame for frame in frames)
+    assert any("5/15 kernels  the step as it trains" in frame for frame in frames), frames
+    assert any("9/13 kernels  kernel by kernel" in frame for frame in frames)
 
 
 def test_peaks():
