@@ -37,7 +37,7 @@ from ..errors import NumdiffError, UsageError
 from .exchange import make_exchange
 from .exchange_base import NoExchange, wait
 from .launcher import import_mpi, launched
-from .nccl_exchange import import_nccl
+from .nccl_exchange import NcclFault, import_nccl
 from .shared_memory import remove_stray_memory
 from .together import one_interrupt
 from .watchdog import TIMEOUT, Watchdog, end_process, host_addresses, start_guard, start_limit
@@ -106,6 +106,11 @@ class Alone:
 
     def log_to(self, path):
         """The watchdog's last message goes into this file, too."""
+
+    def poll(self, fault):
+        """The watchdog asks `fault()` regularly, in its thread: an exception ends the job, None does not. Returns a
+        function that ends the asking."""
+        return lambda: None
 
     def barrier(self):
         """Wait for all ranks."""
@@ -242,6 +247,13 @@ class Communicator(Alone):
     def log_to(self, path):
         if self._watchdog:
             self._watchdog.log = path
+
+    def poll(self, fault):
+        watchdog = self._watchdog
+        if not watchdog:
+            return super().poll(fault)
+        who = f"Error: rank {watchdog.rank} of {watchdog.size} failed: "  # in the job: this may be one of `split`
+        return watchdog.poll(lambda: (error := fault()) and who + sentence(error))
 
     def wait_at_most(self, timeout):
         """Change the seconds after which the watchdog ends the job; None changes nothing."""
@@ -454,7 +466,8 @@ def is_clean(error):
 def failed_library(error):
     """Which of the libraries between the ranks an error is from, and what it says: the network has failed, say; or
     None. Of MPICH's stack of calls the last line has the reason."""
-    library = {"mpi4py": "MPI", "nccl": "NCCL"}.get(type(error).__module__.partition(".")[0])
+    module = "nccl" if isinstance(error, NcclFault) else type(error).__module__
+    library = {"mpi4py": "MPI", "nccl": "NCCL"}.get(module.partition(".")[0])
     first, _, rest = str(error).partition(", error stack:")
     reason = f"{first}: {rest.strip().splitlines()[-1].rpartition('): ')[2]}" if rest.strip() else first
     return library and f"{library} failed ({' '.join(reason.split())})"

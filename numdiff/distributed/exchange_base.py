@@ -45,6 +45,9 @@ class NoExchange:
     def _gather_packed(self, mixed):
         pass
 
+    def abandon(self):
+        """Its trial has failed: from now on nothing is asked of it."""
+
     def close(self):
         pass
 

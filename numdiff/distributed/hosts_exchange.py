@@ -24,6 +24,8 @@ class HostsExchange(NoExchange):
     where one of them cannot.
     """
 
+    across = None
+
     def __init__(self, communicator, parameters, between_hosts):
         inside, across = communicator.split()
         self.inside = communicator.build(PeerExchange, inside, parameters)
@@ -35,6 +37,8 @@ class HostsExchange(NoExchange):
             communicator.build(try_sums, self, communicator, parameters.grad, None)
         except NumdiffError:
             self.inside.close()
+            if self.across:
+                self.across.abandon()
             raise
 
     @property

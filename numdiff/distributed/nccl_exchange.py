@@ -1,4 +1,10 @@
-"""The transport `nccl`: sums in NCCL, launched into the stream of the step."""
+"""The transport `nccl`: sums in NCCL, launched into the stream of the step.
+
+A sum that NCCL has accepted may still fail, as where the network breaks; the GPU then waits for ever. So the watchdog
+asks NCCL for such errors at every beat, and a report does.
+"""
+import threading
+
 from ..device import copy_into
 from ..errors import UsageError
 from .exchange_base import Mail, NoExchange, shared_part, try_sums
@@ -10,6 +16,39 @@ class NcclView:
     def __init__(self, array):
         self.__cuda_array_interface__ = {"shape": array.shape, "typestr": array.dtype.str, "strides": None,
                                          "data": (array.backend.pointer(array), False), "version": 3, "stream": None}
+
+
+class NcclFault(Exception):
+    """An error of NCCL in work that it had already accepted, in its own words."""
+
+
+class Faults:
+    """Asks a communicator of NCCL for its errors, from any thread, until it is closed."""
+
+    FINE = 0, 7  # ncclSuccess, ncclInProgress
+
+    def __init__(self, nccl, communicator):
+        self.nccl, self.communicator, self._lock = nccl, communicator, threading.Lock()
+
+    def __call__(self):
+        """A `NcclFault`, or None."""
+        with self._lock:
+            if self.communicator is None:
+                return None
+            try:
+                result = int(self.communicator.get_async_error())
+                return None if result in self.FINE else NcclFault(self._words(result))
+            except Exception as error:  # of the question itself
+                return NcclFault(str(error))
+
+    def _words(self, result):
+        last = self.communicator.get_last_error().strip().splitlines()
+        return ": ".join([self.nccl.get_error_string(result), *last[:1]])
+
+    def close(self):
+        """From now on the communicator may be destroyed."""
+        with self._lock:
+            self.communicator = None
 
 
 class NcclExchange(NoExchange):
@@ -33,7 +72,13 @@ class NcclExchange(NoExchange):
         unique = communicator.first(lambda: bytes(self.nccl.get_unique_id()))
         self.communicator = communicator.build(lambda: self.nccl.Communicator.init(
             communicator.size, communicator.rank, self.nccl.UniqueId.from_bytes(unique)))
-        communicator.build(try_sums, self, communicator, parameters.grad, shared_part(partition))  # and NCCL connects
+        self.faults = Faults(self.nccl, self.communicator)
+        self._ask_no_more = communicator.poll(self.faults)
+        try:
+            communicator.build(try_sums, self, communicator, parameters.grad, shared_part(partition))  # NCCL connects
+        except Exception:
+            self.abandon()
+            raise
 
     def finish(self, loss):
         self.mail.write(loss)
@@ -56,9 +101,18 @@ class NcclExchange(NoExchange):
             for rank, view in enumerate(views):
                 self.communicator.broadcast(view, view, rank, stream=self.gpu.stream_handle)
 
+    def check(self, status=None):
+        if fault := self.faults():
+            raise fault
+
     def close(self):
         self.gpu.synchronize()
+        self.abandon()
         self.communicator.destroy()
+
+    def abandon(self):
+        self._ask_no_more()
+        self.faults.close()
 
 
 def parts_of(array, bounds):

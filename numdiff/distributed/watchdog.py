@@ -2,12 +2,13 @@
 
 MPI waits for ever for a rank that does not come. Most launchers end a job when one of its processes dies; `srun` may
 not, none notices one that is stopped or stuck, and none says what to do next. So every rank keeps a connection to rank
-0 and regularly sends over it what it is doing (progress.py). Three things end the job:
+0 and regularly sends over it what it is doing (progress.py). Four things end the job:
 
     gone      a connection ends without a farewell: that process was killed. At once
     silent    nothing was heard from a rank for `timeout` seconds: it is stopped, or its host cannot be reached
     stuck     all wait for a rank that is alive but has neither come nor done anything for that long, as on a hung file
               system; while it compiles kernels it has an hour. Or all wait and no message comes: MPI's network is dead
+    failed    a library that sums gradients has met an error after it accepted the work, so that the GPU waits for ever
 
 Rank 0 decides, and tells the others; every rank judges rank 0's silence for itself. Each live rank then says on stderr
 which rank it waits for, and where, and ends with a nonzero exit code.
@@ -74,6 +75,7 @@ class Watchdog:
         self._peers = {}  # rank -> Peer: rank 0 has all the others, they have rank 0
         self._own = Peer(None, time.monotonic())  # this rank, as rank 0 sees itself
         self._stopped = False
+        self._polled, self._reported = [], None  # functions as `poll` takes them; when rank 0 was told of a failure
         self.address = self._connect(communicator, addresses)
         self.works = self.address is not None
         if self.works:
@@ -159,6 +161,8 @@ class Watchdog:
                     if self._hear(key.data, now):
                         selector.unregister(key.fileobj)
                         del self._peers[key.data]  # it is done: nothing more is expected from it
+                if now >= due and not self._stopped:
+                    self._ask(now)
                 if now >= due and not self._stopped and self.timeout:
                     at = progress.waits, progress.waiting, progress.compiling, progress.ticks
                     self._own.hears(at, now)
@@ -185,8 +189,9 @@ class Watchdog:
             if "farewell" in message:
                 return True
             if "why" in message:
-                self._end(message)
-            peer.hears(message["at"], now)
+                self._end(message, tell=self.rank == 0 and message["why"] == "failed")
+            else:
+                peer.hears(message["at"], now)
         return False
 
     def _judge(self, now):
@@ -198,6 +203,23 @@ class Watchdog:
             ranks = stuck({0: self._own, **self._peers}, now, self.timeout)
             if ranks is not None:
                 self._end({"why": "stuck", "ranks": ranks}, tell=True)
+
+    def poll(self, failure):
+        """From now on ask `failure()` at every beat: a text, which is this rank's last message, ends the job; None does
+        not. Returns a function that ends the asking."""
+        self._polled.append(failure)
+        return lambda: self._polled.remove(failure)
+
+    def _ask(self, now):
+        """Rank 0 reports a failure, whosever it is, as several ranks may meet one at once; another rank reports its own
+        where rank 0 does not answer."""
+        text = next(filter(None, (failure() for failure in tuple(self._polled))), None)
+        if text:
+            message = {"why": "failed", "text": text}
+            if self.rank == 0 or self._reported and now - self._reported > self.beat + 1:
+                self._end(message, tell=True)
+            self._tell(message)
+            self._reported = self._reported or now
 
     def stop(self):
         """Say farewell: from now on this process may end."""
@@ -218,7 +240,10 @@ class Watchdog:
             return
         if tell:
             self._tell(message)
-        text = sentence(message["why"], message["ranks"], self.rank, self.size, self.timeout)
+        if message["why"] == "failed":
+            text = message["text"] if tell else None
+        else:
+            text = sentence(message["why"], message["ranks"], self.rank, self.size, self.timeout)
         if text:
             say(text, self.log)
         time.sleep(self.beat + 1 if message["why"] != "gone" else 0.2 if tell else 1.0)

@@ -749,7 +749,7 @@ class Threads:
         value = error = None
         try:
             value = function(*arguments)
-        except NumdiffError as met:
+        except (NumdiffError, nccl_exchange.NcclFault) as met:
             error = str(met)
         for text in filter(None, self.gather(error)):
             raise NumdiffError(text)
@@ -760,6 +760,10 @@ class Threads:
 
     def first(self, function):
         return self.gather(function() if self.rank == 0 else None)[0]
+
+    def poll(self, fault):
+        self.polled = [*getattr(self, "polled", ()), fault]
+        return lambda: self.polled.remove(fault)
 
 
 class FakeGpu:
@@ -1200,7 +1204,7 @@ def test_groups_leave_out_what_is_complete_late():
 class Nccl:
     """As much of nccl.core as is used, for threads; no array is reduced before all have come."""
 
-    SUM = "sum"
+    SUM, result = "sum", 0
 
     class UniqueId(bytes):
         @staticmethod
@@ -1229,7 +1233,12 @@ class Nccl:
             self.barrier.wait()
             receive[...] = self.arrays[root]
             self.barrier.wait()
-        return types.SimpleNamespace(allreduce=allreduce, broadcast=broadcast, destroy=lambda: None)
+        return types.SimpleNamespace(allreduce=allreduce, broadcast=broadcast, destroy=lambda: None,
+                                     get_async_error=lambda: self.result, get_last_error=lambda: "NET: closed\nby peer")
+
+    @staticmethod
+    def get_error_string(result):
+        return f"error {result}"
 
     @contextlib.contextmanager
     def group(self):

@@ -1,14 +1,17 @@
 """A transport that fails in the middle of a run: one sentence, and the last checkpoint stays."""
+import multiprocessing
+import re
 import time
 import types
 
 import pytest
 
-from numdiff.distributed import communicator, exchange, watchdog
+from numdiff.distributed import communicator, exchange, nccl_exchange, watchdog
 from numdiff.errors import NumdiffError
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from tests.conftest import exhaustively, needs
-from tests.distributed.test_distributed import on_threads, run, task
+from tests.distributed.test_distributed import FakeGpu, Nccl, on_threads, run, task
+from tests.distributed.watched import watched
 
 GO_ON = ("so the job ends; go on from its last checkpoint with --resume, on GPUs with another --transport if this "
          "repeats.")
@@ -32,6 +35,74 @@ def test_errors_of_nccl_are_said_like_those_of_mpi():
     error = type("NcclError", (Exception,), {"__module__": "nccl.core.errors"})("unhandled system\nerror")
     assert communicator.sentence(error) == f"NCCL failed (unhandled system error), {GO_ON}"
     assert communicator.failed_library(ValueError("nccl")) is None
+
+
+def test_nccl_is_asked_for_errors_of_what_it_had_accepted(monkeypatch):
+    nccl = Nccl(2)
+    monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
+    monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+
+    def body(ranks, gradient):
+        ranks.transport = "nccl"
+        through = exchange.make_exchange(ranks, types.SimpleNamespace(grad=gradient))
+        said = []
+        for nccl.result in (0, 7, 2):  # success, in progress, an error
+            said += [fault() for fault in ranks.polled]
+            ranks.gather(None)
+        with pytest.raises(nccl_exchange.NcclFault):
+            through.check()
+        fault, = ranks.polled
+        through.close()
+        return said, ranks.polled, fault()
+
+    for said, polled, after in on_threads(2, monkeypatch, body):
+        assert said[:2] == [None, None] and polled == [] and after is None
+        assert communicator.sentence(said[2]) == f"NCCL failed (error 2: NET: closed), {GO_ON}"
+
+
+def test_what_fails_its_trial_is_not_asked_any_longer(monkeypatch):
+    nccl = Nccl(2)
+    nccl.result = 2
+    monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
+    monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
+    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+
+    def body(ranks, gradient):
+        ranks.transport = "nccl"
+        with pytest.raises(NumdiffError, match="error 2: NET: closed"):
+            exchange.make_exchange(ranks, types.SimpleNamespace(grad=gradient))
+        return ranks.polled
+
+    assert on_threads(2, monkeypatch, body) == [[], []]
+
+
+def test_the_watchdog_words_a_fault_as_the_job_does(monkeypatch):
+    """A communicator of some of the ranks names the rank in the job."""
+    some = communicator.Communicator.__new__(communicator.Communicator)
+    some.rank, some.size, some._watchdog = 0, 2, None
+    assert some.poll(lambda: None)() is None
+    polled = []
+    some._watchdog = types.SimpleNamespace(rank=3, size=4, poll=polled.append)
+    some.poll(lambda: None)
+    some.poll(lambda: nccl_exchange.NcclFault("unhandled system error"))
+    assert [failure() for failure in polled] == [
+        None, f"Error: rank 3 of 4 failed: NCCL failed (unhandled system error), {GO_ON}"]
+
+
+@pytest.mark.parametrize("failing", [[1], *exhaustively([0], [0, 1, 2])])
+def test_a_fault_of_a_library_ends_all_with_one_sentence(failing, capfd):
+    context = multiprocessing.get_context("spawn")
+    queues, ready = [context.Queue() for _ in range(3)], context.Queue()
+    processes = [context.Process(target=watched, args=(rank, queues, False, ready, failing, 2.0)) for rank in range(3)]
+    for process in processes:
+        process.start()
+    assert all(ready.get(timeout=30) for _ in processes)
+    for process in processes:
+        process.join(20)
+        assert process.exitcode == 1
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1 and re.fullmatch(r"Error: rank \d failed\.", said[0]) and int(said[0][12]) in failing, said
 
 
 def test_of_a_stack_of_calls_the_reason_is_said():

@@ -1,7 +1,7 @@
 """Processes that a watchdog joins, without MPI; a module of its own, so that they start quickly."""
 import time
 
-from numdiff.distributed.watchdog import Watchdog
+from numdiff.distributed.watchdog import TIMEOUT, Watchdog
 
 
 class Queues:
@@ -21,9 +21,10 @@ class Queues:
         return [values[rank] for rank in range(self.size)]
 
 
-def watched(rank, queues, farewell, ready):
-    """A rank that leaves with a farewell, or waits for its end."""
-    watchdog = Watchdog(Queues(rank, queues), ["127.0.0.1"])
+def watched(rank, queues, farewell, ready, failing=(), timeout=TIMEOUT):
+    """A rank that leaves with a farewell, or waits for its end; a library fails on those of `failing`."""
+    watchdog = Watchdog(Queues(rank, queues), ["127.0.0.1"], timeout)
+    watchdog.poll(lambda: f"Error: rank {rank} failed." if rank in failing else None)
     ready.put(watchdog.works and watchdog.address == "127.0.0.1")
     if farewell:
         watchdog.stop()
