@@ -13,7 +13,6 @@ is another default: in Python one asks for little, on the command line for a goo
     python -m numdiff.settings      writes numdiff/arguments.pyi, which tells editors and type checkers of the arguments
 """
 import contextlib
-import difflib
 import inspect
 import math
 import numbers
@@ -25,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .errors import UsageError, printable
+from .errors import UsageError, near_miss, printable
 
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
 TRAINING_PRECISIONS = *PRECISIONS, "fp8"
@@ -334,9 +333,7 @@ def complete(reader, given, who):
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     for name, value in given.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "leave it out."
-            raise UsageError(f"{who} has no argument {name!r}; {hint}")
+            raise UsageError(f"{who} has no argument {name!r}{near_miss(name, known)}: correct it, or leave it out.")
         line, (_, default, of) = known[name], known[name].argument(reader)
         value = given[name] = line.meant(value)
         if of is not None:

@@ -3,7 +3,6 @@
 A path (paths.py) says what the model sees; a prediction, what it is asked for; a loss, what of its answer is measured.
 Each prediction is a p · x_0 + q · eps, and a loss a weight of each level: kernels/diffusion/levels.py has both.
 """
-import difflib
 import inspect
 import math
 import numbers
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import AnyArray, is_device, upload
-from ..errors import UsageError, shown
+from ..errors import UsageError, near_miss, shown
 from ..kernels.diffusion import levels as L
 from ..kernels.diffusion.q_sample import q_sample_forward, velocity_forward
 from ..kernels.embedding import embedding_forward
@@ -41,8 +40,8 @@ def make_diffusion(options, backend=None):
         raise UsageError(f"diffusion must be a dict of {', '.join(known)}, or a Diffusion, and not {shown(options)}.")
     for name in options or {}:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise UsageError(f"the diffusion has no option {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}")
+            raise UsageError(f"the diffusion has no option {name!r}{near_miss(name, known)}: use some of "
+                             f"{', '.join(known)}.")
     return Diffusion(**(options or {}), backend=backend)
 
 

@@ -3,7 +3,6 @@
 `TrainOptions` holds a value for each setting, and the `options.json` of a run folder is it written out; `resolve` fills
 what the user left unset from a preset, and refuses what cannot work.
 """
-import difflib
 import math
 import os
 import pathlib
@@ -14,7 +13,7 @@ from .. import schema
 from ..diffusion.denoiser import check_interval
 from ..diffusion.process import PATH_PREDICTIONS, check_objective
 from ..dtypes import half_of
-from ..errors import NumdiffError, UsageError
+from ..errors import NumdiffError, UsageError, near_miss
 from ..files import Refused, read_bytes, write_json
 from ..kernels.optimizer.power_ema import exponents_of
 from ..settings import COMMON, as_options, check_value, flag, say
@@ -286,8 +285,7 @@ def _known(given):
     lines = table()
     for name in given:
         if name not in lines:
-            near = difflib.get_close_matches(name, lines, 1)
-            raise UsageError(f"there is no setting {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}")
+            raise UsageError(f"there is no setting {name!r}{near_miss(name, lines)}: correct it, or leave it out.")
     return {k: tuple(v) if isinstance(v, list) else lines[k].meant(v) for k, v in given.items() if v is not None}
 
 

@@ -218,7 +218,7 @@ def test_options_files_that_cannot_be_used(tmp_path):
     ({"keep": 0}, "--keep 0 must be at least 1"),
     ({"flip": 1}, "--flip 1 must be yes or no"),
     ({"classes": "Objects"}, "--classes Objects must be a list"),
-    ({"bach": 3}, "there is no setting 'bach'; did you mean 'batch'"),
+    ({"bach": 3}, r"there is no setting 'bach' \(did you mean 'batch'\?\): correct it"),
 ])
 def test_refused(given, sentence):
     with pytest.raises(UsageError, match=sentence) as caught:

@@ -206,7 +206,7 @@ def test_a_model_that_was_trained_in_float16_is_trained_in_float32_next():
     ({"learning_rate": float("nan")}, "--learning-rate nan must be a finite number"),
     ({"ema_halflife": -1}, "--ema-halflife -1 must be at least 0"), ({"seed": -1}, "seed -1 must be"),
     ({"microbatch": 0}, "--microbatch 0 must be at least 1"), ({"flip": 2}, "--flip 2 must be yes or no"),
-    ({"diffusion": {"stepz": 10}}, "the diffusion has no option 'stepz'; did you mean 'steps'"),
+    ({"diffusion": {"stepz": 10}}, "the diffusion has no option 'stepz' (did you mean 'steps'?): use some of"),
     ({"diffusion": {"steps": 0}}, "diffusion steps 0"), ({"diffusion": {"schedule": "x"}}, "x"),
     ({"total_steps": -1}, "total_steps -1"), ({"total_steps": 0, "cosine": True}, "cosine")])
 def test_wrong_options_are_errors(options, words):
