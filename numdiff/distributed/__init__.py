@@ -2,6 +2,7 @@
 
     launcher.py        who started this process, alone or as one of several
     communicator.py    what the ranks tell each other: options, batches, failures; sums on the host
+    failures.py        what is said of an error that ends a job, and the code that a process then ends with
     buckets.py         the gradient split into buckets that are completed one after another during the backward pass
     exchange.py        the sum of the ranks' gradients, over MPI, NCCL or the GPUs' own memory: what it is, and which
                        one a run gets; *_exchange.py has each

@@ -36,8 +36,9 @@ from ..device import choose_gpu, cores, get_gpu, gpu_count, share_cores
 from ..errors import NumdiffError, UsageError
 from .exchange import make_exchange
 from .exchange_base import NoExchange, wait
+from .failures import AgreedError, exit_code, failed_library, is_clean, raise_first, sentence
 from .launcher import import_mpi, launched
-from .nccl_exchange import NcclFault, import_nccl
+from .nccl_exchange import import_nccl
 from .shared_memory import remove_stray_memory
 from .together import one_interrupt
 from .watchdog import TIMEOUT, Watchdog, end_process, host_addresses, start_guard, start_limit
@@ -48,14 +49,6 @@ GRACE = 5.0  # seconds for the other ranks to meet the same error, before it cou
 
 _current = None  # the communicator of this process, once it has connected
 _started = []  # the one that `start` has made, where that was interrupted before it could return it
-
-
-class AgreedError(NumdiffError):
-    """An error that every rank has, with the same message."""
-
-    def __init__(self, message, exit_code):
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 class Alone:
@@ -449,47 +442,3 @@ class Communicator(Alone):
         time.sleep(0.5)  # MPICH's launcher kills all at once, and may lose what it has not passed on yet
         self.MPI.COMM_WORLD.Abort(exit_code(error))
         end_process()
-
-
-def raise_first(errors):
-    """Raise the first of the errors (message, exit code), which all ranks know; None is no error."""
-    for error in errors:
-        if error:
-            raise AgreedError(*error)
-
-
-def is_clean(error):
-    """Whether an exception is no failure: the process ends with exit code 0."""
-    return getattr(error, "code" if isinstance(error, SystemExit) else "exit_code", 1) in (0, None)
-
-
-def failed_library(error):
-    """Which of the libraries between the ranks an error is from, and what it says: the network has failed, say; or
-    None. Of MPICH's stack of calls the last line has the reason."""
-    module = "nccl" if isinstance(error, NcclFault) else type(error).__module__
-    library = {"mpi4py": "MPI", "nccl": "NCCL"}.get(module.partition(".")[0])
-    first, _, rest = str(error).partition(", error stack:")
-    reason = f"{first}: {rest.strip().splitlines()[-1].rpartition('): ')[2]}" if rest.strip() else first
-    return library and f"{library} failed ({' '.join(reason.split())})"
-
-
-def sentence(error):
-    """An error in one line."""
-    if library := failed_library(error):
-        return (f"{library}, so the job ends; go on from its last checkpoint with --resume, on GPUs with another "
-                "--transport if this repeats.")
-    if hasattr(error, "exit_code"):  # numdiff's own, and those of the command line
-        return " ".join(str(error).split())
-    if isinstance(error, OSError) and error.strerror:
-        return f"{f'{error.filename}: ' if error.filename else ''}{os.strerror(error.errno)}."
-    if isinstance(error, MemoryError):
-        return f"this machine is out of memory ({error}); use a smaller --microbatch, --batch or model."
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted."
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def exit_code(error):
-    """The exit code of a process that ends with this error; never 0."""
-    code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
-    return 130 if isinstance(error, KeyboardInterrupt) else code if isinstance(code, int) and code else 1

@@ -11,7 +11,8 @@ from ..diffusion import Sampling
 from ..diffusion.learned_steps import read_schedule
 from ..diffusion.pictures import as_in_training
 from ..diffusion.sampling import to_uint8
-from ..distributed.communicator import AgreedError, connect
+from ..distributed.communicator import connect
+from ..distributed.failures import AgreedError
 from ..distributed.together import make_together, stop_signals
 from ..errors import NumdiffError, UsageError, of_option, visibly
 from ..nn.convert import find_diffusers

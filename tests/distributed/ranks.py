@@ -12,7 +12,8 @@ from numdiff import plots
 from numdiff.device import choose_gpu, gpu_count
 from numdiff.device.cpu import workers
 from numdiff.distributed import communicator as distributed
-from numdiff.distributed.communicator import AgreedError, connect
+from numdiff.distributed.communicator import connect
+from numdiff.distributed.failures import AgreedError
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.training.options import resolve
 from numdiff.training.run import train

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from numdiff.distributed import communicator, exchange, nccl_exchange, watchdog
+from numdiff.distributed import communicator, exchange, failures, nccl_exchange, watchdog
 from numdiff.errors import NumdiffError
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from tests.conftest import exhaustively, needs
@@ -33,8 +33,8 @@ def test_sums_that_mpi_refuses_end_the_job_with_a_sentence(tmp_path, name, who):
 
 def test_errors_of_nccl_are_said_like_those_of_mpi():
     error = type("NcclError", (Exception,), {"__module__": "nccl.core.errors"})("unhandled system\nerror")
-    assert communicator.sentence(error) == f"NCCL failed (unhandled system error), {GO_ON}"
-    assert communicator.failed_library(ValueError("nccl")) is None
+    assert failures.sentence(error) == f"NCCL failed (unhandled system error), {GO_ON}"
+    assert failures.failed_library(ValueError("nccl")) is None
 
 
 def test_nccl_is_asked_for_errors_of_what_it_had_accepted(monkeypatch):
@@ -58,7 +58,7 @@ def test_nccl_is_asked_for_errors_of_what_it_had_accepted(monkeypatch):
 
     for said, polled, after in on_threads(2, monkeypatch, body):
         assert said[:2] == [None, None] and polled == [] and after is None
-        assert communicator.sentence(said[2]) == f"NCCL failed (error 2: NET: closed), {GO_ON}"
+        assert failures.sentence(said[2]) == f"NCCL failed (error 2: NET: closed), {GO_ON}"
 
 
 def test_what_fails_its_trial_is_not_asked_any_longer(monkeypatch):
@@ -109,7 +109,7 @@ def test_of_a_stack_of_calls_the_reason_is_said():
     error = type("Exception", (RuntimeError,), {"__module__": "mpi4py.MPI"})(
         "Other MPI error, error stack:\ninternal_Barrier(84): MPI_Barrier(comm=0x84) failed\n"
         "MPIDI_recv(12): Connection reset\n")
-    assert communicator.failed_library(error) == "MPI failed (Other MPI error: Connection reset)"
+    assert failures.failed_library(error) == "MPI failed (Other MPI error: Connection reset)"
 
 
 def test_a_gpu_that_waited_in_vain_is_named_at_the_next_report(monkeypatch):

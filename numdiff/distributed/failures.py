@@ -1,0 +1,61 @@
+"""What becomes of an error in a job of several ranks: what is said of it, and with which code a process ends.
+
+An error that all ranks have is an `AgreedError`: all end in order, and rank 0 says it. Any other is one rank's own,
+which tells it and ends the others. Errors of MPI and NCCL, which know nothing of numdiff, are told by their modules.
+"""
+import os
+
+from ..errors import NumdiffError
+from .nccl_exchange import NcclFault
+
+
+class AgreedError(NumdiffError):
+    """An error that every rank has, with the same message."""
+
+    def __init__(self, message, exit_code):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def raise_first(errors):
+    """Raise the first of the errors (message, exit code), which all ranks know; None is no error."""
+    for error in errors:
+        if error:
+            raise AgreedError(*error)
+
+
+def is_clean(error):
+    """Whether an exception is no failure: the process ends with exit code 0."""
+    return getattr(error, "code" if isinstance(error, SystemExit) else "exit_code", 1) in (0, None)
+
+
+def failed_library(error):
+    """Which of the libraries between the ranks an error is from, and what it says: the network has failed, say; or
+    None. Of MPICH's stack of calls the last line has the reason."""
+    module = "nccl" if isinstance(error, NcclFault) else type(error).__module__
+    library = {"mpi4py": "MPI", "nccl": "NCCL"}.get(module.partition(".")[0])
+    first, _, rest = str(error).partition(", error stack:")
+    reason = f"{first}: {rest.strip().splitlines()[-1].rpartition('): ')[2]}" if rest.strip() else first
+    return library and f"{library} failed ({' '.join(reason.split())})"
+
+
+def sentence(error):
+    """An error in one line."""
+    if library := failed_library(error):
+        return (f"{library}, so the job ends; go on from its last checkpoint with --resume, on GPUs with another "
+                "--transport if this repeats.")
+    if hasattr(error, "exit_code"):  # numdiff's own, and those of the command line
+        return " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        return f"{f'{error.filename}: ' if error.filename else ''}{os.strerror(error.errno)}."
+    if isinstance(error, MemoryError):
+        return f"this machine is out of memory ({error}); use a smaller --microbatch, --batch or model."
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted."
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def exit_code(error):
+    """The exit code of a process that ends with this error; never 0."""
+    code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
+    return 130 if isinstance(error, KeyboardInterrupt) else code if isinstance(code, int) and code else 1
