@@ -15,6 +15,7 @@ from ..kernels.diffusion.sampler import combine
 from ..nn.model import Model
 from ..settings import say
 from .denoiser import Denoiser, check_interval
+from .guidance import GUIDE_SCALE, LARGEST_SCALE, check_guidance, checked_guide
 from .learned_steps import check_schedule
 from .memory import say_what_counts, say_what_fits
 from .pictures import as_in_training
@@ -26,8 +27,6 @@ from .samplers import NOISY, WITH_ETA, get_sampler, heun, heun_in_time, learned,
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
 WITH_CHURN = ("heun", "euler")  # samplers that take EDM's churn
 VARIANCES = ("small", "large", "learned")
-LARGEST_SCALE = 1000  # of guidance, and of churn's noise: far above what makes an image, and far from overflowing
-GUIDE_SCALE = 2.0  # of autoguidance, where none is given: about the paper's best for class-conditional ImageNet
 PIXEL_CHANNELS = (1, 3)  # grey, RGB; a model of other channels makes latents, which are not clipped to [-1, 1]
 
 
@@ -57,13 +56,6 @@ def check_arguments(model, count, steps, seed, batch):
             raise UsageError(f"{name} must be a whole number, and not {shown(value)}.")
     if isinstance(steps, bool) or not isinstance(steps, numbers.Integral | str):
         raise UsageError(f"steps must be a whole number or a respacing such as 'ddim50', and not {shown(steps)}.")
-
-
-def check_scale(name, scale):
-    """Raise a `UsageError` for a strength of guidance that is no number, or so large that images overflow."""
-    if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not abs(scale) <= LARGEST_SCALE:
-        raise UsageError(f"{name} must be a finite number from -{LARGEST_SCALE} to {LARGEST_SCALE}, not "
-                         f"{shown(scale)}.")
 
 
 class Sampling:
@@ -119,7 +111,7 @@ class Sampling:
         self.cfg_scale, self.cfg_channels = cfg_scale, cfg_channels
         self.cfg_interval = None if cfg_interval is None else check_interval(cfg_interval)
         self.guide_scale = GUIDE_SCALE if guide is not None and guide_scale is None else guide_scale
-        self.guide = self._checked_guide(guide)
+        self.guide = checked_guide(guide, self.guide_scale, model, cfg_scale)
         outputs = getattr(model, "out_channels", model.in_channels)
         if outputs < model.in_channels:
             raise UsageError(f"the model takes {model.in_channels} channels and gives {outputs}: some of its input is "
@@ -155,7 +147,7 @@ class Sampling:
         if schedule is not None:
             self._take(schedule, own, spacing, time_shift)
         self._check_slerp()
-        self._check_guidance()
+        check_guidance(model, cfg_scale, cfg_channels, self.cfg_interval, self.guide)
         last = seed + (count - 1 if slerp is None else count // slerp)
         if not 0 <= seed <= LAST_SEED - (last - seed):
             raise UsageError(f"the {count} images would need the seeds {seed} to {last}, which must be between 0 and "
@@ -362,58 +354,6 @@ class Sampling:
                 or self.settings.get("eta", 0) > 0):
             raise UsageError(f"slerp needs a sampler that adds no noise on the way, and {self.sampler} does: use ddim, "
                              "euler, heun or dpm++2m.")
-
-    def _checked_guide(self, guide):
-        """The model that guides; None for none, also if its scale makes it one that has no effect. A `UsageError` for
-        one that is not of the same images and classes."""
-        model, scale = self.model, self.guide_scale
-        if guide is None:
-            if scale is not None:
-                raise UsageError("guide_scale has no effect without a model that guides: give a guide, too.")
-            return None
-        if not all(hasattr(guide, name) for name in ("image_size", "in_channels", "diffusion", "num_classes")):
-            raise UsageError(f"a guide is a model, as numdiff.load gives it, and not {shown(guide)}.")
-        if guide is model:
-            raise UsageError("a model cannot guide itself: give a smaller one as its guide, or an earlier checkpoint.")
-        check_scale("guide_scale", scale)
-        if self.cfg_scale not in (None, 1):
-            raise UsageError(f"cfg_scale {self.cfg_scale:g} and a guide exclude each other: guide by the class or by "
-                             "another model, and leave one of them out.")
-        sizes = [(m.image_size, m.image_size, m.in_channels) for m in (guide, model)]
-        if sizes[0] != sizes[1]:
-            raise UsageError("the guide makes images of {}×{}×{} and the model of {}×{}×{}: give a guide of the same "
-                             "images.".format(*sizes[0], *sizes[1]))
-        if getattr(guide, "out_channels", guide.in_channels) < guide.in_channels:
-            raise UsageError(f"the guide takes {guide.in_channels} channels and gives {guide.out_channels}: give one "
-                             "with as many outputs as inputs.")
-        names = [(getattr(m, "meta", None) or {}).get("classes") for m in (guide, model)]
-        if guide.num_classes not in (None, model.num_classes):
-            raise UsageError(f"the guide has {guide.num_classes} classes and the model {model.num_classes or 'none'}: "
-                             "give a guide of the same classes, or one without.")
-        if guide.num_classes is not None and all(names) and list(names[0]) != list(names[1]):
-            raise UsageError("the guide's classes are others than the model's, or in another order: give a guide that "
-                             "was trained on the same data.")
-        if guide.backend is not model.backend:
-            raise UsageError("the guide is on another device than the model: load both with the same device.")
-        return None if scale == 1 else guide
-
-    def _check_guidance(self):
-        scale, channels = self.cfg_scale, self.cfg_channels
-        if self.cfg_interval and scale in (None, 1) and self.guide is None:
-            raise UsageError("cfg_interval has no effect without guidance: give a cfg_scale other than 1, or a guide, "
-                             "too.")
-        if channels is not None and scale in (None, 1):
-            raise UsageError("cfg_channels has no effect without guidance: give a cfg_scale other than 1, too.")
-        if channels is not None and not 1 <= channels <= self.model.in_channels:
-            raise UsageError(f"cfg_channels must be between 1 and the model's {self.model.in_channels}, not "
-                             f"{channels}.")
-        if scale is not None:
-            check_scale("cfg_scale", scale)
-        if scale not in (None, 1) and getattr(self.model, "null_class", None) is None:
-            why = ("it was trained without classes" if self.model.num_classes is None
-                   else "it was trained without class dropout")
-            raise UsageError(f"guidance needs a model with a null class, and this one has none ({why}): leave "
-                             "cfg_scale out.")
 
     def _check_inpainting(self, known, mask, jump, resamples):
         """{"known", "mask"} as float32 (H, W, C)."""
