@@ -22,16 +22,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from .. import __version__, plots
-from ..data.fingerprint import difference, reordered
 from ..device.roof import peak_flops
-from ..diffusion.process import make_diffusion
 from ..distributed.communicator import connect
 from ..distributed.together import stop_signals
-from ..errors import NumdiffError, UsageError, visibly
-from ..nn.module import same_index
+from ..errors import NumdiffError, visibly
 from ..progress import doing
-from ..settings import flag, say
-from . import kinds
+from ..settings import flag
 from .build import (
     build_model,
     build_trainer,
@@ -46,27 +42,31 @@ from .build import (
     describe_profiles,
     describe_recomputation,
     in_parts,
-    model_options,
     open_data,
 )
 from .checkpoint import (
     checkpoint_name,
     list_checkpoints,
-    load_checkpoint,
     prune_checkpoints,
     save_checkpoint,
-    set_aside_later,
 )
 from .compiling import compiling
 from .initial import check_dataset, forget, start_of
-from .kinds.weights import defaults_of
-from .model_files import check_model_meta
 from .options import TrainOptions
 from .plan import plan_run
-from .post_hoc_ema import save_snapshot, set_aside_snapshots, snapshot_every
+from .post_hoc_ema import save_snapshot, snapshot_every
 from .precision import SCALES_LOSS
 from .previews import Previews, draws, told_by
 from .report import STATS, Output, Reporter, columns_of, image_grid, read_stats, save_png
+from .resume import (
+    check_resumed_data,
+    check_same_model,
+    check_same_options,
+    check_same_training,
+    load_checkpoint_on_first,
+    of_resumed,
+    prepare_resumed,
+)
 from .run_folder import create_run, find_resume, lock_run, sample_path
 
 SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
@@ -161,33 +161,6 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
     return run_dir
 
 
-def of_resumed(options, communicator):
-    """What a resumed run builds its trainer from: its weights are those of the checkpoint, and where it goes on alone
-    nobody shares its update."""
-    alone = {"shard_update": "auto"} if communicator.size == 1 else {}
-    return options.changed(init=None, **alone)
-
-
-def load_checkpoint_on_first(communicator, path):
-    """(buffers, meta) of a checkpoint that rank 0 can read, on every rank."""
-    loaded = {}
-
-    def load():
-        loaded["buffers"], meta = load_checkpoint(path)
-        check_model_meta(path, meta)
-        return meta
-
-    meta = communicator.first(load)
-    return communicator.broadcast_arrays(loaded.get("buffers")), meta
-
-
-def prepare_resumed(options, run_dir, step):
-    """Save the options that a resumed run goes on with, and set aside the checkpoints after its step."""
-    options.save(pathlib.Path(run_dir) / "options.json")
-    set_aside_later(run_dir, step)
-    set_aside_snapshots(run_dir, step)
-
-
 def check_images(options, dataset, leads):
     """Raise a `UsageError` for images that the model of `--init` does not take; leads: this rank will read its weights.
     """
@@ -243,53 +216,6 @@ def shared_out(trainer):
         return ""
     own, whole = (sum(nbytes) / 1e6 for nbytes in zip(*trainer.optimizer.state_bytes().values(), strict=True))
     return f" Each updates its part: rank 0 holds {own:,.3g} of {whole:,.3g} MB of moments and averages."
-
-
-def check_same_options(meta, options, dataset, path):
-    """Refuse to go on from a checkpoint of a model whose options are not the run's."""
-    kind = kinds.get(options.model).model_class
-    own = model_options(options, dataset.channels, len(dataset.classes) if options.class_cond else None)
-    own = {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
-    if meta["model"] != options.model or {**defaults_of(kind), **meta["model_options"]} != {**defaults_of(kind), **own}:
-        raise NumdiffError(f"{path} is a checkpoint of another model; resume with the run's own model options and "
-                           "data.")
-
-
-def check_same_model(meta, model, path):
-    """Refuse a checkpoint of another model."""
-    if not same_index(meta.get("index", []), model.parameters.index):
-        raise NumdiffError(f"{path} is a checkpoint of another model; resume with the run's own model options.")
-
-
-def check_same_training(meta, trainer, path):
-    """Refuse to go on from a checkpoint of another objective or seed than the run's options say: the weights would
-    take it without a word."""
-    now, then = {"seed": trainer.seed}, {"seed": meta.get("seed")}
-    if meta.get("diffusion") is not None:
-        now |= trainer.diffusion.options
-        then |= make_diffusion(meta["diffusion"]).options
-    for name in dict.fromkeys([*then, *now]):
-        if then.get(name) != now.get(name) and (name != "seed" or then[name] is not None):
-            was, is_now = (f"{name} {say(values[name])}" if name in values else f"no {name}" for values in (then, now))
-            raise NumdiffError(f"{path} was trained with {was}, and the options to go on with say {is_now}: restore "
-                               "the run's options.json, or start a new run from these weights with --init.")
-
-
-def check_resumed_data(meta, trainer, path, new_data):
-    """Refuse data that the run of a checkpoint was not trained on, unless `new_data` allows it; returns a remark about
-    the data, or None. The classes must be in the run's order in any case."""
-    now, then = trainer.fingerprint, meta.get("data")
-    classes, file = meta.get("classes") or [], trainer.dataset.path
-    if trainer.model.num_classes is not None or sorted(classes) == sorted(now["classes"]):
-        if why := reordered(classes, now["classes"], "the run", file):
-            raise UsageError(f"{why}: go on with data whose classes are the run's, in the same order.")
-    if then is None:
-        return f"not compared: an older numdiff wrote {path}, and did not note what it was trained on"
-    why = difference(then, now, "what the run was trained on", file)
-    if why and not new_data:
-        raise UsageError(f"{file} is not the data that the run was trained on ({why}): give that as --data, or "
-                         "--new-data to go on with this one.")
-    return why and f"new: {why}"
 
 
 def checkpoint_meta(trainer, options):

@@ -1,0 +1,92 @@
+"""A run that goes on: its checkpoint, on every rank, and what options and data must have in common with it.
+
+A checkpoint holds buffers that another model, objective or order of classes would take without a word, so each of them
+is compared, and what differs is refused before anything is written.
+"""
+import pathlib
+
+from ..data.fingerprint import difference, reordered
+from ..diffusion.process import make_diffusion
+from ..errors import NumdiffError, UsageError
+from ..nn.module import same_index
+from ..settings import say
+from . import kinds
+from .build import model_options
+from .checkpoint import load_checkpoint, set_aside_later
+from .kinds.weights import defaults_of
+from .model_files import check_model_meta
+from .post_hoc_ema import set_aside_snapshots
+
+
+def of_resumed(options, communicator):
+    """What a resumed run builds its trainer from: its weights are those of the checkpoint, and where it goes on alone
+    nobody shares its update."""
+    alone = {"shard_update": "auto"} if communicator.size == 1 else {}
+    return options.changed(init=None, **alone)
+
+
+def load_checkpoint_on_first(communicator, path):
+    """(buffers, meta) of a checkpoint that rank 0 can read, on every rank."""
+    loaded = {}
+
+    def load():
+        loaded["buffers"], meta = load_checkpoint(path)
+        check_model_meta(path, meta)
+        return meta
+
+    meta = communicator.first(load)
+    return communicator.broadcast_arrays(loaded.get("buffers")), meta
+
+
+def prepare_resumed(options, run_dir, step):
+    """Save the options that a resumed run goes on with, and set aside the checkpoints after its step."""
+    options.save(pathlib.Path(run_dir) / "options.json")
+    set_aside_later(run_dir, step)
+    set_aside_snapshots(run_dir, step)
+
+
+def check_same_options(meta, options, dataset, path):
+    """Refuse to go on from a checkpoint of a model whose options are not the run's."""
+    kind = kinds.get(options.model).model_class
+    own = model_options(options, dataset.channels, len(dataset.classes) if options.class_cond else None)
+    own = {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
+    if meta["model"] != options.model or {**defaults_of(kind), **meta["model_options"]} != {**defaults_of(kind), **own}:
+        raise NumdiffError(f"{path} is a checkpoint of another model; resume with the run's own model options and "
+                           "data.")
+
+
+def check_same_model(meta, model, path):
+    """Refuse a checkpoint of another model."""
+    if not same_index(meta.get("index", []), model.parameters.index):
+        raise NumdiffError(f"{path} is a checkpoint of another model; resume with the run's own model options.")
+
+
+def check_same_training(meta, trainer, path):
+    """Refuse to go on from a checkpoint of another objective or seed than the run's options say: the weights would
+    take it without a word."""
+    now, then = {"seed": trainer.seed}, {"seed": meta.get("seed")}
+    if meta.get("diffusion") is not None:
+        now |= trainer.diffusion.options
+        then |= make_diffusion(meta["diffusion"]).options
+    for name in dict.fromkeys([*then, *now]):
+        if then.get(name) != now.get(name) and (name != "seed" or then[name] is not None):
+            was, is_now = (f"{name} {say(values[name])}" if name in values else f"no {name}" for values in (then, now))
+            raise NumdiffError(f"{path} was trained with {was}, and the options to go on with say {is_now}: restore "
+                               "the run's options.json, or start a new run from these weights with --init.")
+
+
+def check_resumed_data(meta, trainer, path, new_data):
+    """Refuse data that the run of a checkpoint was not trained on, unless `new_data` allows it; returns a remark about
+    the data, or None. The classes must be in the run's order in any case."""
+    now, then = trainer.fingerprint, meta.get("data")
+    classes, file = meta.get("classes") or [], trainer.dataset.path
+    if trainer.model.num_classes is not None or sorted(classes) == sorted(now["classes"]):
+        if why := reordered(classes, now["classes"], "the run", file):
+            raise UsageError(f"{why}: go on with data whose classes are the run's, in the same order.")
+    if then is None:
+        return f"not compared: an older numdiff wrote {path}, and did not note what it was trained on"
+    why = difference(then, now, "what the run was trained on", file)
+    if why and not new_data:
+        raise UsageError(f"{file} is not the data that the run was trained on ({why}): give that as --data, or "
+                         "--new-data to go on with this one.")
+    return why and f"new: {why}"
