@@ -76,7 +76,7 @@ def convert(source, target, outdir, weights, image_size, num_head_channels, num_
     numdiff convert model_100000.bin unet-cu.h5
     numdiff convert runs/00000-unet-unet64 weights.safetensors
     """
-    from numdiff.settings import as_options
+    from numdiff.option_names import as_options
     from numdiff.training.model_files import convert as convert_model
     from numdiff.training.sampling import find_model
 

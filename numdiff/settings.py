@@ -12,12 +12,10 @@ is another default: in Python one asks for little, on the command line for a goo
 
     python -m numdiff.settings      writes numdiff/arguments.pyi, which tells editors and type checkers of the arguments
 """
-import contextlib
 import inspect
 import math
 import numbers
 import pathlib
-import re
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -405,23 +403,6 @@ def check_value(line, value, shown=None, limits=True):
 def flag(name):
     """The command line's name of a setting."""
     return "--model" if name == "architecture" else "--" + name.replace("_", "-")
-
-
-ARGUMENTS = re.compile(  # words only where no other is meant: as a sentence's first, or before a value
-    r"\b(cfg_(scale|interval|channels)|guide_scale|time_shift|s_(churn|tmin|tmax|noise)|ema_std|learn_sigma|eta)\b"
-    r"|^(variance|slerp|steps)\b|\bspacing(?= [\w'])|\bweights(?= raw\b)|\bthe class(?= out\b)"
-    r"|(?<=give )a guide(?=,)|\ba guide(?= exclude\b)"
-    r"|(?<=nothing to say by )(steps|sampler|inpainting|spacing|guide)\b")
-OTHERWISE = {"the class": "--class", "a guide": "--guide-with", "guide": "--guide-with", "inpainting": "--inpaint"}
-
-
-@contextlib.contextmanager
-def as_options():
-    """Context: a `UsageError` of `Sampling` or `load` calls their arguments as the command line does."""
-    try:
-        yield
-    except UsageError as error:
-        raise type(error)(ARGUMENTS.sub(lambda name: OTHERWISE.get(name[0]) or flag(name[0]), str(error))) from None
 
 
 def say(value):

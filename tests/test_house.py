@@ -12,8 +12,8 @@ import numdiff
 
 ROOT = pathlib.Path(numdiff.__file__).resolve().parent
 CLI = ROOT.parent / "cli"
-GROUND = ("archives", "arguments", "dtypes", "errors", "files", "float8", "hdf5", "outputs", "plots", "progress",
-          "progress_bar", "schema", "settings", "signals", "unpickle")
+GROUND = ("archives", "arguments", "dtypes", "errors", "files", "float8", "hdf5", "option_names", "outputs", "plots",
+          "progress", "progress_bar", "schema", "settings", "signals", "unpickle")
 # From the top down; what stands in one line does not import each other.
 FLOORS = (("cli",), ("numdiff",), ("benchmark", "evaluation"), ("training",), ("distributed",), ("data", "diffusion"),
           ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)

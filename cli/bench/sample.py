@@ -1,7 +1,8 @@
 """`numdiff bench sample`: how fast images are made."""
 import click
 
-from numdiff.settings import SAMPLERS, as_options
+from numdiff.option_names import as_options
+from numdiff.settings import SAMPLERS
 
 from ..settings import KindGroup, kind_command
 from ..values import Choice

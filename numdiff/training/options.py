@@ -16,7 +16,8 @@ from ..dtypes import half_of
 from ..errors import NumdiffError, UsageError, near_miss
 from ..files import Refused, read_bytes, write_json
 from ..kernels.optimizer.power_ema import exponents_of
-from ..settings import COMMON, as_options, check_value, flag, say
+from ..option_names import as_options
+from ..settings import COMMON, check_value, flag, say
 from . import kinds
 from .precision import FLOAT8_ON, ON_TENSOR_CORES, SCALES_LOSS, automatic, gpu_capability
 

@@ -3,7 +3,7 @@ import numpy as np
 
 from ..diffusion import Sampling
 from ..distributed.together import make_together
-from ..settings import as_options
+from ..option_names import as_options
 
 SEED = 1  # of the first image of every grid, the same in all of them, so that one sees the samples improve
 BATCH = 16  # images sampled together, at least

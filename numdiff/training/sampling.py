@@ -16,9 +16,10 @@ from ..distributed.failures import AgreedError
 from ..distributed.together import make_together, stop_signals
 from ..errors import NumdiffError, UsageError, of_option, visibly
 from ..nn.convert import find_diffusers
+from ..option_names import as_options
 from ..outputs import check_ending, check_outputs
 from ..progress_bar import progress_bar
-from ..settings import as_options, flag
+from ..settings import flag
 from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
 from .model_files import files_of, is_foreign, load_model

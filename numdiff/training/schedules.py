@@ -7,9 +7,9 @@ from ..diffusion.learned_steps import CHOICES, Trajectory
 from ..distributed.communicator import connect
 from ..errors import UsageError
 from ..files import write_json
+from ..option_names import as_options
 from ..outputs import check_ending, check_output
 from ..progress_bar import progress_bar
-from ..settings import as_options
 from .model_files import files_of
 from .options import resolve_device
 from .sampling import find_model, load_by_options
