@@ -132,3 +132,13 @@ def test_a_rank_that_was_stopped_says_so_of_itself():
     assert "waits for rank 1, of which nothing has been heard for 20 s" in said[0]
     assert "rank 1 of 2" in said[1] and "was not heard for 20 s (it was stopped, or cut off" in said[1]
     assert "waits for" not in said[1]
+
+
+@pytest.mark.parametrize("answer, wanted", [
+    ({}, None), ({"get_async_error": lambda: None}, None), ({"get_async_error": lambda: 7}, None),
+    ({"get_async_error": lambda: 6, "get_last_error": lambda: "NET: closed\nby peer"}, "6: NET: closed")])
+def test_what_nccl_is_asked(answer, wanted):
+    """A version of nccl4py that knows no such question, or answers it otherwise, ends no run."""
+    ask = nccl_exchange.Faults(types.SimpleNamespace(get_error_string=str), types.SimpleNamespace(**answer))
+    found = [ask(), ask()]
+    assert [error if error is None else str(error) for error in found] == [wanted, wanted]
