@@ -3,7 +3,7 @@ import re
 
 import click
 
-from numdiff.settings import PRECISIONS, SAMPLERS
+from numdiff.settings import MAX_SAMPLE_STEPS, PRECISIONS, SAMPLERS
 
 from .output import echo
 from .settings import GroupedCommand, ListOf, Setting
@@ -22,11 +22,11 @@ class Steps(click.ParamType):
     def convert(self, value, param, ctx):
         if isinstance(value, int):
             return value
-        if re.fullmatch("[1-9][0-9]{0,5}", value):
+        if re.fullmatch("[1-9][0-9]{0,5}", value) and int(value) <= MAX_SAMPLE_STEPS:
             return int(value)
         if not re.fullmatch("ddim[1-9][0-9]{0,5}|[0-9]{1,6}(,[0-9]{1,6})+", value):
-            self.fail(f"{value[:60]!r} is neither a number from 1 nor a respacing such as ddim50 or 10,15,20.", param,
-                      ctx)
+            self.fail(f"{value[:60]!r} is neither a number from 1 to {MAX_SAMPLE_STEPS:,} nor a respacing such as "
+                      "ddim50 or 10,15,20.", param, ctx)
         return value
 
 

@@ -1,6 +1,7 @@
-"""The bar that all long work shows on a terminal, in one line on stderr; without a terminal, nothing.
+"""The bar that all long work shows on a terminal, in one line on stderr; without a terminal, a line every 30 s.
 
     sampling  ██████████████▌               124/250 steps  41.2 ms/step  0:05 < 0:05
+    sampling  124/250 steps  412 ms/step  ETA 0:52
 
 What is being done, how far it has got, the time of one (or how many a second), the time so far < the time left.
 
@@ -12,10 +13,12 @@ import contextlib
 import math
 import os
 import sys
+import time
 
 from tqdm import tqdm
 
 LINE = "{desc}  {bar}  {tail}"
+EVERY = 30  # seconds to the first line without a terminal, and from one to the next
 
 
 def progress_bar(total, what, unit, initial=0, keep=False, shown=None):
@@ -23,12 +26,16 @@ def progress_bar(total, what, unit, initial=0, keep=False, shown=None):
 
     what: what is done, in a word; unit: in the singular
     keep: leave the bar in place at the end, instead of clearing it
-    shown: True or False; None: where stderr is a terminal
+    shown: True or False; None: where stderr is a terminal, and elsewhere `update` prints `Lines`
     """
+    lines = None
     if shown is None:
         shown = bool(sys.stderr and sys.stderr.isatty()) and os.environ.get("TERM") != "dumb"
-    return ProgressBar(total=total, desc=what, unit=unit, initial=initial, leave=keep, disable=not shown,
-                       dynamic_ncols=True, file=sys.stderr, bar_format=LINE)
+        lines = None if shown else Lines(total, what, unit, initial)
+    bar = ProgressBar(total=total, desc=what, unit=unit, initial=initial, leave=keep, disable=not shown,
+                      dynamic_ncols=True, file=sys.stderr, bar_format=LINE)
+    bar.lines = lines
+    return bar
 
 
 def tracked(items, total, what, unit):
@@ -43,9 +50,15 @@ class ProgressBar(tqdm):
     """tqdm's bar with numdiff's line. The loss of the terminal does not end the work.
 
     note: words before the speed; seconds: of a unit, where the caller knows better than the time between updates
+    lines: the `Lines` that stand for the bar; who calls `to` prints lines of its own
     """
 
-    note, seconds, _widest = "", None, 0
+    note, seconds, lines, _widest = "", None, None, 0
+
+    def update(self, n=1):
+        if self.lines:
+            self.lines.update(n)
+        return super().update(n)
 
     def to(self, n, note="", seconds=None):
         """`n` units are done; note, seconds: as the attributes."""
@@ -64,15 +77,10 @@ class ProgressBar(tqdm):
         elapsed, done = values["elapsed"], self.n - self.initial
         seconds = self.seconds or (1 / values["rate"] if values["rate"] else elapsed / done if done else math.nan)
         left = "" if self.total is None else f" < {duration((self.total - self.n) * seconds)}"
-        tail = "  ".join(filter(None, [f"{self._count()} {self.unit}s", self.note, speed(seconds, self.unit),
+        tail = "  ".join(filter(None, [count_of(self.n, self.total, self.unit), self.note, speed(seconds, self.unit),
                                        duration(elapsed) + left]))
         self._widest = max(self._widest, len(tail))  # so that the bar never shifts
         return {**values, "tail": tail.rjust(self._widest)}
-
-    def _count(self):
-        if self.total is None:
-            return f"{self.n:,}"
-        return f"{self.n:,}/{self.total:,}"
 
     def display(self, *args, **kwargs):
         with contextlib.suppress(OSError):
@@ -81,6 +89,35 @@ class ProgressBar(tqdm):
     def close(self):
         with contextlib.suppress(OSError):
             super().close()
+
+
+class Lines:
+    """Plain lines on stderr, one every `EVERY` seconds while the work goes on; arguments as of `progress_bar`."""
+
+    def __init__(self, total, what, unit, initial=0):
+        self.total, self.what, self.unit, self.initial, self.n = total, what, unit, initial, initial
+        self._started = self._said = time.perf_counter()
+
+    def update(self, n=1):
+        """`n` more units are done."""
+        self.n += n
+        now = time.perf_counter()
+        if now - self._said >= EVERY and (self.total is None or self.n < self.total) and sys.stderr:
+            self._said = now
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
+                print(self.line(now - self._started), file=sys.stderr, flush=True)
+
+    def line(self, elapsed):
+        """The line after so many seconds."""
+        seconds = elapsed / (self.n - self.initial)
+        left = "" if self.total is None else f"ETA {duration((self.total - self.n) * seconds)}"
+        return "  ".join(filter(None, [self.what, count_of(self.n, self.total, self.unit), speed(seconds, self.unit),
+                                       left]))
+
+
+def count_of(done, total, unit):
+    """124/250 steps, or 124 steps of an unknown number."""
+    return f"{done:,}{'' if total is None else f'/{total:,}'} {unit}s"
 
 
 def speed(seconds, unit):

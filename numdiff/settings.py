@@ -30,6 +30,7 @@ LOSS_SCALE_RULES = ("doubling", "log2")
 SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m", "euler-maruyama")
 SEEDS = 2**32 - 1  # the largest seed
 MAX_COUNT = 10**9  # steps, and what is counted in steps: counters on the device have 32 bits
+MAX_SAMPLE_STEPS = 100_000  # of a sampler
 SAME = object()  # as the argument: of the setting's own name and default
 
 
@@ -293,7 +294,7 @@ class Output:
     sample_count: int = setting(64, "Images of a sample grid; 0: none.", unit="IMAGES", low=0, high=4096, resume=True)
     sampler: str = setting("ddim", "How samples are made, by the run and by `numdiff sample`.",
         choices=SAMPLERS, resume=True)
-    sample_steps: int = setting(50, "Model evaluations for each sample.", unit="STEPS", low=1, high=100000,
+    sample_steps: int = setting(50, "Model evaluations for each sample.", unit="STEPS", low=1, high=MAX_SAMPLE_STEPS,
         resume=True)
     cfg_scale: float | None = setting(None,
         "Classifier-free guidance of samples, for a model with --class-dropout: 1 is no guidance, more "

@@ -11,6 +11,7 @@ import unicodedata
 
 import pytest
 
+from numdiff import progress_bar as progress_bar_module
 from numdiff.progress_bar import duration, progress_bar, speed, tracked
 from numdiff.training.report import Reporter
 
@@ -105,7 +106,7 @@ def test_training(tmp_path, capsys):
 
 
 def test_no_terminal(monkeypatch, capsys):
-    """Nothing is shown in a file, without a stderr, or in a terminal that cannot go back to the start of a line."""
+    """No bar is shown in a file, without a stderr, or in a terminal that cannot go back to the start of a line."""
     for stderr in (sys.stderr, None):
         monkeypatch.setattr(sys, "stderr", stderr)
         with progress_bar(3, "sampling", "step") as bar:
@@ -113,6 +114,23 @@ def test_no_terminal(monkeypatch, capsys):
             bar.to(3, "done")
     monkeypatch.undo()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("total, unit, lines", [
+    (250, "step", ["at work  2/250 steps  20.0 s/step  ETA 1:22:40", "at work  4/250 steps  20.0 s/step  ETA 1:22:00"]),
+    (5, "image", ["at work  2/5 images  0.1 images/s  ETA 1:00", "at work  4/5 images  0.1 images/s  ETA 0:20"]),
+    (None, "image", ["at work  2 images  0.1 images/s", "at work  4 images  0.1 images/s"])])
+def test_lines_where_there_is_no_terminal(monkeypatch, capsys, total, unit, lines):
+    """Every 30 s, the first after 30 s; none where no bar is wanted, nor at the end."""
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(progress_bar_module.time, "perf_counter", lambda: next(clock))
+    with progress_bar(total, "at work", unit) as bar:
+        for _ in range(5):
+            bar.update()
+    with progress_bar(total, "at work", unit, shown=False) as bar:
+        bar.update()
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.splitlines() == lines
 
 
 def test_a_dumb_terminal():

@@ -2,12 +2,13 @@
 samples from it does the same where nothing else is given."""
 from .. import schema
 from ..errors import UsageError
+from ..settings import MAX_SAMPLE_STEPS
 from .denoiser import check_interval
 from .process import Diffusion
 from .samplers import NOISY, SAMPLERS, WITH_ETA
 
 DEFAULT_SAMPLER, DEFAULT_STEPS = "ddim", 50
-TOLD = schema.record({"sampler": schema.choice(*SAMPLERS), "steps": schema.integer(1, 10**6)}, {
+TOLD = schema.record({"sampler": schema.choice(*SAMPLERS), "steps": schema.integer(1, MAX_SAMPLE_STEPS)}, {
     "cfg_scale": schema.optional(schema.number(-1000, 1000)),
     "cfg_interval": schema.optional(schema.items(schema.number(0), 2, least=2))}, schema.anything)
 

@@ -13,7 +13,7 @@ from ..errors import OutOfMemoryError, TooManyElementsError, UsageError, shown
 from ..kernels.diffusion.images import pixels_forward
 from ..kernels.diffusion.sampler import combine
 from ..nn.model import Model
-from ..settings import say
+from ..settings import MAX_SAMPLE_STEPS, say
 from .denoiser import Denoiser, check_interval
 from .guidance import GUIDE_SCALE, LARGEST_SCALE, check_guidance, checked_guide
 from .learned_steps import check_schedule
@@ -126,6 +126,8 @@ class Sampling:
         self.clip = self.pixels if clip is None else clip
         self.diffusion = Diffusion(**model.diffusion, backend=model.backend)
         steps = int(steps) if isinstance(steps, str) and steps.isascii() and steps.isdecimal() else steps
+        if not isinstance(steps, str) and steps > MAX_SAMPLE_STEPS:
+            raise UsageError(f"steps must be at most {MAX_SAMPLE_STEPS:,}, not {steps:,}: 20 to 250 make a good image.")
         own = len(schedule.get("sigmas", ())) if isinstance(schedule, dict) else 0
         if own and steps == 50:  # the default, which a diffusion of fewer timesteps does not have
             steps = own

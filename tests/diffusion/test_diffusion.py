@@ -334,6 +334,7 @@ BAD = [
     ({"sampler": "leapfrog"}, "unknown sampler"), ({"eta": 2.0}, "eta must be"), ({"count": 0}, "at least 1"),
     ({"batch": 0}, "at least 1"), ({"steps": 0}, "must be at least 1, not 0"),
     ({"steps": 1001}, "between 1 and the 1000"),
+    ({"steps": 100_001, "spacing": "karras"}, "at most 100,000, not 100,001"),
     ({"sampler": "ddpm", "eta": 0.5}, "eta belongs to ddim and euler-ancestral"),
     ({"s_churn": 2.0}, "s_churn belongs to heun and euler, and ddim takes none"),
     ({"sampler": "heun", "s_tmin": 2.0}, "s_tmin only affects the noise that s_churn adds"),
