@@ -15,6 +15,7 @@ from .build import model_options
 from .checkpoint import load_checkpoint, set_aside_later
 from .kinds.weights import defaults_of
 from .model_files import check_model_meta
+from .options import load_options
 from .post_hoc_ema import set_aside_snapshots
 
 
@@ -36,6 +37,17 @@ def load_checkpoint_on_first(communicator, path):
 
     meta = communicator.first(load)
     return communicator.broadcast_arrays(loaded.get("buffers")), meta
+
+
+def why_no_step(run_dir, done, asked):
+    """What is said where a run that has done so many steps is asked for no more than them."""
+    of = load_options(run_dir).steps
+    if asked >= done:
+        return f"{run_dir} has done its {done} step{'s' * (done > 1)}; give more with --steps to go on."
+    if done < of:
+        return (f"{run_dir} has done {done} of its {of} steps, and --steps {asked} is not more: leave it out to do the "
+                f"rest, or give more than {done}.")
+    return f"{run_dir} has done its {done} steps, and --steps {asked} is not more: give more than {done} to go on."
 
 
 def prepare_resumed(options, run_dir, step):

@@ -66,6 +66,7 @@ from .resume import (
     load_checkpoint_on_first,
     of_resumed,
     prepare_resumed,
+    why_no_step,
 )
 from .run_folder import create_run, find_resume, lock_run, sample_path
 
@@ -143,7 +144,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
         unfinished = trainer.step < options.steps
         if not unfinished and not (trainer.step == options.steps
                                    and communicator.first(lacks_pictures, options, model, run_dir)):
-            raise NumdiffError(f"{run_dir} has done its {trainer.step} steps; give more with --steps to go on.")
+            raise NumdiffError(communicator.first(why_no_step, run_dir, trainer.step, options.steps))
         echo(f"run       {run_dir}, resumed after step {trainer.step} of {options.steps}"
              f"{'' if unfinished else ', for its pictures'}")
     with contextlib.ExitStack() as held:

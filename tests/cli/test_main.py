@@ -455,7 +455,7 @@ def test_train_resume_sample(tmp_path, monkeypatch):
     assert "--init-weights and --resume exclude each other" in run(
         "train", "unet", "--resume", "--init-weights", "ema").output
     done = run("train", "unet", "--resume")
-    assert done.exit_code == 1 and "has done its 1 steps" in done.output
+    assert done.exit_code == 1 and "has done its 1 step; give more with --steps" in done.output
     again = run("train", "unet", "--resume", run_dir, "--steps", 2)
     assert again.exit_code == 0 and (run_dir / checkpoint_name(2)).exists(), again.output
     other = run("train", "unet", *SMALL, "--steps", 1, "--num-res-blocks", 2, "--path", "discrete",

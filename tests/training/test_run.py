@@ -205,7 +205,10 @@ def test_a_run_that_was_killed_before_its_pictures_draws_them(tmp_path):
             run(tmp_path, 3, resume=str(folder))
     os.utime(folder / "loss.png", (1, 1))  # the curve of an earlier step
     run(tmp_path, 3, resume=str(folder))
-    with pytest.raises(NumdiffError, match="has done its 3 steps"):
+    with pytest.raises(NumdiffError, match="has done its 3 steps, and --steps 2 is not more: give more than 3"):
+        run(tmp_path, 2, resume=str(folder))
+    resolve({**SMALL, "steps": 7}).save(folder / "options.json")  # as if it had been stopped
+    with pytest.raises(NumdiffError, match="3 of its 7 steps, and --steps 2 is not more: leave it out .* more than 3"):
         run(tmp_path, 2, resume=str(folder))
 
 
