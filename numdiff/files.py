@@ -120,6 +120,10 @@ class Refused(ValueError):
     """A file's contents are refused; the text says why, as part of a sentence."""
 
 
+class WriteError(NumdiffError):
+    """A file cannot be written: the disk is full, say."""
+
+
 class IrregularFile(OSError):
     """Not a file, where one is to be read or written; `strerror` says what it is."""
 
@@ -267,12 +271,12 @@ def write_json(path, value, what="the file"):
 
 
 def cannot_write(what, path, error):
-    """The `NumdiffError` for an `OSError` met while writing `path`."""
+    """The `WriteError` for an `OSError` met while writing `path`."""
     if isinstance(error, IrregularFile):
         reason = f"{error.strerror}, which numdiff neither replaces nor follows; give another name"
     else:
         reason = REASONS.get(error.errno, f"{error.strerror or error}; choose another folder if it repeats")
-    return NumdiffError(f"cannot write {what} {path}: {reason}.")
+    return WriteError(f"cannot write {what} {path}: {reason}.")
 
 
 def set_aside(path):

@@ -26,6 +26,7 @@ from ..device.roof import peak_flops
 from ..distributed.communicator import connect
 from ..distributed.together import stop_signals
 from ..errors import NumdiffError, visibly
+from ..files import WriteError
 from ..progress import doing
 from ..settings import flag
 from .build import (
@@ -46,7 +47,9 @@ from .build import (
 )
 from .checkpoint import (
     checkpoint_name,
+    checkpoint_step,
     list_checkpoints,
+    newest_checkpoint,
     prune_checkpoints,
     save_checkpoint,
 )
@@ -237,6 +240,24 @@ def quiet_overflows():
         yield
 
 
+def resume_command(options, run_dir):
+    """The command that goes on with a run."""
+    return f"numdiff train {options.model} --resume {shlex.quote(str(run_dir))}"
+
+
+@contextlib.contextmanager
+def saying_how_to_go_on(options, run_dir):
+    """Context, or decorator: where a file of the run cannot be written, which ends it, the message says so."""
+    try:
+        yield
+    except WriteError as error:
+        newest = newest_checkpoint(run_dir)
+        if newest is None:
+            raise
+        raise WriteError(f"{str(error).rstrip('.')}; then go on after step {checkpoint_step(newest)} with: "
+                         f"{resume_command(options, run_dir)}") from error
+
+
 def _train(options, trainer, previews, run_dir, output):
     backend, communicator = trainer.model.backend, trainer.communicator
     peak = peak_flops(backend, options.precision)
@@ -252,6 +273,7 @@ def _train(options, trainer, previews, run_dir, output):
 
         saved = None  # the step of the last checkpoint
 
+        @saying_how_to_go_on(options, run_dir)
         def save(state):
             settle()
             with doing(f"saving step {trainer.step}"):
@@ -276,6 +298,7 @@ def _train(options, trainer, previews, run_dir, output):
             while written:
                 written.pop().result()
 
+        @saying_how_to_go_on(options, run_dir)
         def draw(images):
             if images is not None:
                 save_png(sample_path(run_dir, trainer.step), sample_grid(trainer.model, images))
@@ -289,6 +312,7 @@ def _train(options, trainer, previews, run_dir, output):
         def due(every):
             return trainer.step == options.steps or (every and trainer.step % every == 0)
 
+        @saying_how_to_go_on(options, run_dir)
         def report(reports):
             if written and written[0].done():
                 settle()
@@ -318,8 +342,7 @@ def _train(options, trainer, previews, run_dir, output):
             after = f"after step {trainer.step} of {options.steps}{why}; go on with"
             if trainer.step == options.steps:
                 after = f"after its last step{why}, before its pictures, which are drawn by"
-            raise Stopped(f"stopped {after}: numdiff train {options.model} --resume {shlex.quote(str(run_dir))}",
-                          number)
+            raise Stopped(f"stopped {after}: {resume_command(options, run_dir)}", number)
 
         def draw_all():
             if communicator.rank == 0:
@@ -354,7 +377,8 @@ def _train(options, trainer, previews, run_dir, output):
                 with pause(), doing(f"storing the averages of step {trainer.step}"):
                     averages = communicator.build(trainer.averages)
                     meta = checkpoint_meta(trainer, options)
-                    communicator.first(save_snapshot, run_dir, trainer, averages, meta, options)
+                    communicator.first(saying_how_to_go_on(options, run_dir)(save_snapshot), run_dir, trainer, averages,
+                                       meta, options)
             if due(options.checkpoint_every):
                 save_all()
             elif communicator.size > 1 and due(COMPARE_EVERY):

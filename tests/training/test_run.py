@@ -1,4 +1,5 @@
 """Whole runs on the CPU engine: the folder they leave, resume, stops, kills."""
+import errno
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import numdiff
-from numdiff import plots
+from numdiff import files, plots
 from numdiff.device.traffic import Readback
 from numdiff.diffusion import Sampling
 from numdiff.errors import NumdiffError, UsageError
@@ -118,6 +119,27 @@ def test_resume_gives_the_same_bits(tmp_path):
     for name in a:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
     assert sum((r["losses"] for r in records(whole)), []) == sum((r["losses"] for r in records(part)), [])
+
+
+@pytest.mark.parametrize("what, step", [("checkpoint-00000006.h5", 3), ("samples-00000004.png", 3),
+                                        ("averages-00000002.h5", 0), ("checkpoint-00000000.h5", None)])
+@pytest.mark.usefixtures("no_curves")
+def test_a_full_disk_ends_a_run_that_says_how_to_go_on(tmp_path, monkeypatch, what, step):
+    def replace(temporary, path):
+        if os.path.basename(path) == what:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.rename(temporary, path)
+
+    monkeypatch.setattr(files.os, "replace", replace)
+    with pytest.raises(NumdiffError, match=f"^cannot write .*{what}: the disk is full; free some space or") as caught:
+        run(tmp_path, 8, sample_every=4, ema_std=(0.1,), ema_snapshots=4)
+    monkeypatch.undo()
+    folder = tmp_path / "00000-unet-tiny"
+    if step is None:  # there is nothing to go on from
+        assert not list_checkpoints(folder) and str(caught.value).endswith("choose another folder.")
+        return
+    assert str(caught.value).endswith(f"; then go on after step {step} with: numdiff train unet --resume {folder}")
+    run(tmp_path, 8, resume=str(folder), sample_every=4, ema_std=(0.1,), ema_snapshots=4)
 
 
 def test_dry_run_writes_nothing(tmp_path):
