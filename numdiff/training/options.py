@@ -92,8 +92,9 @@ class TrainOptions:
         except OSError as error:
             raise NumdiffError(f"cannot read {path}: {error.strerror}.") from error
         except (Refused, UsageError) as error:
-            raise NumdiffError(f"{path} is damaged ({str(error).rstrip('.')}); restore it from the run's checkpoint or "
-                               "start a new run.") from error
+            raise NumdiffError(f"{path} is damaged ({str(error).rstrip('.')}); put a copy of it back, or start a new "
+                               "run from the weights of this one with --init "
+                               f"{shlex.quote(str(pathlib.Path(path).parent))}.") from error
 
 
 def load_options(run_dir):

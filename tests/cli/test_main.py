@@ -454,6 +454,12 @@ def test_train_resume_sample(tmp_path, monkeypatch):
     assert "go on with numdiff train unet --resume runs/00000-unet-tiny" in run("train", "dit", "--resume").output
     assert "--init-weights and --resume exclude each other" in run(
         "train", "unet", "--resume", "--init-weights", "ema").output
+    options = (run_dir / "options.json").read_text()
+    (run_dir / "options.json").write_text(options[:99])
+    damaged = run("train", "unet", "--resume")
+    assert damaged.exit_code == 1 and "with --init runs/00000-unet-tiny." in damaged.output
+    assert run("train", "unet", *SMALL, "--init", "runs/00000-unet-tiny", "--dry-run").exit_code == 0
+    (run_dir / "options.json").write_text(options)
     done = run("train", "unet", "--resume")
     assert done.exit_code == 1 and "has done its 1 step; give more with --steps" in done.output
     again = run("train", "unet", "--resume", run_dir, "--steps", 2)

@@ -151,7 +151,7 @@ def test_options_files_that_cannot_be_used(tmp_path):
         TrainOptions.load(path)
     for text in ("", "{", "[1]", "3", '{"batch": 3'):
         path.write_text(text)
-        with pytest.raises(NumdiffError, match="damaged"):
+        with pytest.raises(NumdiffError, match=f"is damaged .*; put a copy of it back, .* with --init {tmp_path}"):
             TrainOptions.load(path)
     path.write_text('{"colour": 3}')
     with pytest.raises(NumdiffError, match="does not know .colour"):
