@@ -28,6 +28,27 @@ def read(model):
     return told["sampler"], told["steps"], scale, interval
 
 
+def why_another(own, sampler, steps, eta, given):
+    """The argument because of which a run's `own` sampler is not taken, "steps" (a respacing), "eta" or "slerp"; None
+    where it can be. sampler: the one that is asked for, or None; given: the names of further arguments."""
+    if isinstance(steps, str) and not steps.isdigit():
+        return "steps"
+    if eta is not None and own not in WITH_ETA:
+        return "eta"
+    noise = own in NOISY or (WITH_ETA.get(own) if eta is None else eta)
+    return "slerp" if "slerp" in given and noise and sampler is None else None
+
+
+def in_place_of(model, sampler, steps, eta, more):
+    """(the run's own sampler, the argument because of which DDIM takes its place) where that happens unasked; or None.
+    Arguments as of `as_in_training`."""
+    told = read(model)
+    if sampler is not None or told is None or {"schedule", "known"} & more.keys():
+        return None
+    why = why_another(told[0], sampler, steps, eta, {name for name, value in more.items() if value is not None})
+    return why and told[0] != DEFAULT_SAMPLER and (told[0], why) or None
+
+
 def as_in_training(model, sampler, steps, eta, more):
     """(sampler, steps) for what is None: those by which the run drew its own pictures. Its guidance by classes is added
     to `more` where nothing is said of that; if it is limited to an interval, only with its own sampler and steps.
@@ -40,10 +61,8 @@ def as_in_training(model, sampler, steps, eta, more):
         return sampler or DEFAULT_SAMPLER, DEFAULT_STEPS if steps is None else steps
     own, number, scale, interval = read(model) or (None, None, None, None)
     given = {name for name, value in more.items() if value is not None or name == "cfg_scale"}
-    respaced = isinstance(steps, str) and not steps.isdigit()
-    noise = own in NOISY or (WITH_ETA.get(own) if eta is None else eta)
-    kept = (own is not None and sampler in (None, own) and not respaced and (eta is None or own in WITH_ETA)
-            and "known" not in given and not ("slerp" in given and noise and sampler is None))
+    kept = (own is not None and sampler in (None, own) and "known" not in given
+            and not why_another(own, sampler, steps, eta, given))
     whole = kept and steps in (None, number)
     if scale is not None and not given & {"cfg_scale", "guide"}:
         if interval is None or "cfg_interval" in given:

@@ -9,7 +9,7 @@ from ..data.fingerprint import hash_of
 from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.learned_steps import read_schedule
-from ..diffusion.pictures import as_in_training
+from ..diffusion.pictures import as_in_training, in_place_of
 from ..diffusion.sampling import to_uint8
 from ..distributed.communicator import connect
 from ..distributed.failures import AgreedError
@@ -105,6 +105,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         turn = model.num_classes if labels is None else len(labels)  # images after which the classes repeat
         if labels is not None:  # several take turns, over the images or over the rows of slerp
             labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
+        replaced = in_place_of(model, sampler, steps, eta, more)
         sampler, steps = as_in_training(model, sampler, steps, eta, more)
         how = count, steps, sampler, eta, seed, labels, batch
         with as_options():
@@ -157,7 +158,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
             where = f"which {written} {hold}" if held == made else f"of which {written} {hold} the first {held}"
             raise AgreedError(f"stopped after {made:,} of {count:,} images, {where}{rest}.", 128 + number)
         echo(f"{written}: {count:,} images of {checkpoint} (step {model.meta.get('step', 0):,}, "
-             f"{weights_used(checkpoint, weights, model)} weights), {say_how(sampling)}, {model.precision}, "
+             f"{weights_used(checkpoint, weights, model)} weights), {say_how(sampling, replaced)}, {model.precision}, "
              f"{time.perf_counter() - started:.1f} s")
         return shown
 
@@ -195,9 +196,11 @@ def describe(sampling, model, checkpoint, weights, guide=None):
             "classes": model.meta.get("classes") or [], "numdiff": __version__}
 
 
-def say_how(sampling):
-    """The sampler and its settings in words."""
-    words = [sampling.sampler, f"{sampling.steps} steps{f' ({sampling.respacing})' if sampling.respacing else ''}"]
+def say_how(sampling, replaced=None):
+    """The sampler and its settings in words. replaced: (sampler, argument), as `in_place_of` gives them."""
+    instead = f" (for {flag(replaced[1])}, in place of the run's {replaced[0]})" if replaced else ""
+    respacing = f" ({sampling.respacing})" if sampling.respacing else ""
+    words = [f"{sampling.sampler}{instead}", f"{sampling.steps} steps{respacing}"]
     words += [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
               for name, value in sampling.settings.items() if value != 0 and name != "weights"]
     if sampling.cfg_scale is not None:

@@ -101,6 +101,12 @@ def test_pictures_are_drawn_as_the_file_tells(tmp_path):
     said = []
     sample_command(tmp_path / "m.h5", count=1, device="cpu", grid=str(tmp_path / "a.png"), echo=said.append)
     assert "dpm++2m, 2 steps" in said[-1]
+    for given, told in (({"eta": 0.5}, "ddim (for --eta, in place of the run's dpm++2m), 50 steps, eta 0.5, seed"),
+                        ({"steps": "ddim2"}, "ddim (for --steps, in place of the run's dpm++2m), 2 steps (ddim2), "),
+                        ({"sampler": "ddim", "eta": 1}, "weights), ddim, 50 steps, eta 1, seed")):
+        sample_command(tmp_path / "m.h5", count=1, device="cpu", grid=str(tmp_path / "a.png"), echo=said.append,
+                       **given)
+        assert told in said[-1]
 
 
 @pytest.fixture(scope="module")
