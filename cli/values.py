@@ -1,7 +1,7 @@
 """Types of values that options have: choices in any case, and numbers that messages write as one types them."""
 import click
 
-from numdiff.settings import say
+from numdiff.settings import say, say_limit
 
 
 class Choice(click.Choice):
@@ -18,10 +18,6 @@ class Number(click.FloatRange):
 
     name = "number"
 
-    def __init__(self, min=None, max=None, min_open=False, max_open=False):
-        low, high = (limit if limit is None or limit % 1 else int(limit) for limit in (min, max))  # 1, and not 1.0
-        super().__init__(low, high, min_open, max_open)
-
     def convert(self, value, param, ctx):
         try:
             number = float(value)
@@ -32,3 +28,9 @@ class Number(click.FloatRange):
         if below or above:
             self.fail(f"{say(number)} is not in the range {self._describe_range()}.", param, ctx)
         return number
+
+    def _describe_range(self):  # as click's, which help shows, but 1 and not 1.0, and 5.96046e-08
+        low, high = "<" if self.min_open else "<=", "<" if self.max_open else "<="
+        if self.max is None:
+            return f"x{low.replace('<', '>')}{say_limit(self.min)}"
+        return f"{'' if self.min is None else say_limit(self.min) + low}x{high}{say_limit(self.max)}"

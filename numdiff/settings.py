@@ -31,6 +31,7 @@ SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m", "eule
 SEEDS = 2**32 - 1  # the largest seed
 MAX_COUNT = 10**9  # steps, and what is counted in steps: counters on the device have 32 bits
 MAX_SAMPLE_STEPS = 100_000  # of a sampler
+LIMIT_DIGITS = 12  # characters of a limit that is shown in full
 SAME = object()  # as the argument: of the setting's own name and default
 
 
@@ -86,7 +87,7 @@ class Setting:
     def range(self):
         """Its range in words; empty if any value goes."""
         limits = (("at least", self.low), ("above", self.above), ("at most", self.high), ("below", self.below))
-        return " and ".join(f"{word} {say(limit)}" for word, limit in limits if limit is not None)
+        return " and ".join(f"{word} {say_limit(limit)}" for word, limit in limits if limit is not None)
 
 
 def setting(default: Any, help: str, *, trainer=None, adamw=None, model=None, diffusion=None, **more) -> Any:
@@ -413,6 +414,17 @@ def say(value):
     if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
         return str(value).removesuffix(".0")
     return printable(value, 200)
+
+
+def say_limit(value):
+    """A limit in short, to six digits where it has many: 64, 0.001, 1000000, 5.96046e-08, 1e+30."""
+    text = say(value)
+    return text if len(text) <= LIMIT_DIGITS else f"{value:g}"
+
+
+def counted(count, noun):
+    """1 image, 2 images, 10,000 images."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 # For type checkers ----------------------------------------------------------------------------------------------------

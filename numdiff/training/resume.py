@@ -9,7 +9,7 @@ from ..data.fingerprint import difference, reordered
 from ..diffusion.process import make_diffusion
 from ..errors import NumdiffError, UsageError
 from ..nn.module import same_index
-from ..settings import say
+from ..settings import counted, say
 from . import kinds
 from .build import model_options
 from .checkpoint import load_checkpoint, set_aside_later
@@ -43,11 +43,12 @@ def why_no_step(run_dir, done, asked):
     """What is said where a run that has done so many steps is asked for no more than them."""
     of = load_options(run_dir).steps
     if asked >= done:
-        return f"{run_dir} has done its {done} step{'s' * (done > 1)}; give more with --steps to go on."
+        return f"{run_dir} has done its {counted(done, 'step')}; give more with --steps to go on."
     if done < of:
-        return (f"{run_dir} has done {done} of its {of} steps, and --steps {asked} is not more: leave it out to do the "
-                f"rest, or give more than {done}.")
-    return f"{run_dir} has done its {done} steps, and --steps {asked} is not more: give more than {done} to go on."
+        return (f"{run_dir} has done {done:,} of its {of:,} steps, and --steps {asked} is not more: leave it out to do "
+                f"the rest, or give more than {done}.")
+    return (f"{run_dir} has done its {counted(done, 'step')}, and --steps {asked} is not more: give more than {done} "
+            "to go on.")
 
 
 def prepare_resumed(options, run_dir, step):

@@ -19,7 +19,7 @@ from ..nn.convert import find_diffusers
 from ..option_names import as_options
 from ..outputs import check_ending, check_outputs
 from ..progress_bar import progress_bar
-from ..settings import flag
+from ..settings import counted, flag
 from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
 from .model_files import files_of, is_foreign, load_model
@@ -135,8 +135,8 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
             if file and (made or not number):
                 file.finish(sampling.labels, describe(sampling, model, checkpoint, weights, guide), made)
             if number and not made:
-                raise AgreedError(f"stopped before the first {sampling.batch:,} images were done; nothing was written.",
-                                  128 + number)
+                was = "image was" if sampling.batch == 1 else f"{sampling.batch:,} images were"
+                raise AgreedError(f"stopped before the first {was} done; nothing was written.", 128 + number)
         if not first:
             if number:
                 raise AgreedError("stopped.", 128 + number)
@@ -157,7 +157,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
             hold = "holds" if len(paths) == 1 else "hold"
             where = f"which {written} {hold}" if held == made else f"of which {written} {hold} the first {held}"
             raise AgreedError(f"stopped after {made:,} of {count:,} images, {where}{rest}.", 128 + number)
-        echo(f"{written}: {count:,} images of {checkpoint} (step {model.meta.get('step', 0):,}, "
+        echo(f"{written}: {counted(count, 'image')} of {checkpoint} (step {model.meta.get('step', 0):,}, "
              f"{weights_used(checkpoint, weights, model)} weights), {say_how(sampling, replaced)}, {model.precision}, "
              f"{time.perf_counter() - started:.1f} s")
         return shown
@@ -200,7 +200,7 @@ def say_how(sampling, replaced=None):
     """The sampler and its settings in words. replaced: (sampler, argument), as `in_place_of` gives them."""
     instead = f" (for {flag(replaced[1])}, in place of the run's {replaced[0]})" if replaced else ""
     respacing = f" ({sampling.respacing})" if sampling.respacing else ""
-    words = [f"{sampling.sampler}{instead}", f"{sampling.steps} steps{respacing}"]
+    words = [f"{sampling.sampler}{instead}", f"{counted(sampling.steps, 'step')}{respacing}"]
     words += [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
               for name, value in sampling.settings.items() if value != 0 and name != "weights"]
     if sampling.cfg_scale is not None:
@@ -211,7 +211,8 @@ def say_how(sampling, replaced=None):
     if sampling.cfg_interval is not None:
         words[-1] += " for sigma {:g} to {:g} ({} of {} evaluations)".format(
             *sampling.cfg_interval, sampling.guided_evaluations, sampling.evaluations)
-    return ", ".join([*words, "seeds {} to {}".format(*sampling.seeds)])
+    first, last = sampling.seeds
+    return ", ".join([*words, f"seed {first}" if first == last else f"seeds {first} to {last}"])
 
 
 def array_hash(array):

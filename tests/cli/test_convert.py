@@ -28,7 +28,7 @@ def test_convert_and_export(tmp_path, weights):
     model, exported = str(tmp_path / "m.h5"), str(tmp_path / "x.npz")
     result = run(weights, model, "--image-size", "8", "--num-head-channels", "32", "--attention-order", "new")
     assert result.exit_code == 0, result.output
-    assert "64 × (1, 2), 1 blocks a level" in result.output and "32 channels a head, new order" in result.output
+    assert "64 × (1, 2), 1 block a level" in result.output and "32 channels a head, new order" in result.output
     result = run(model, exported)
     assert result.exit_code == 0, result.output
     with np.load(weights) as a, np.load(exported) as b:

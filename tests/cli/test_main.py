@@ -20,13 +20,14 @@ from numdiff.data import open_dataset
 from numdiff.data.folders import class_names
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT
-from numdiff.settings import flag, say
+from numdiff.settings import flag, say, say_limit
 from numdiff.training.checkpoint import checkpoint_name, save_checkpoint
 from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve, settings_of
 from numdiff.training.run_folder import create_run
 from numdiff_cli import settings
 from numdiff_cli.main import COMMANDS, main
+from numdiff_cli.values import Number
 from tests.cli.fuzz_options import commands
 from tests.conftest import needs
 
@@ -256,6 +257,7 @@ def test_what_is_no_number_is_told_in_plain_words(arguments, words):
     ("train unet --lr 0", "0 is not in the range x>0."), ("train unet --beta1 1", "1 is not in the range 0<=x<1."),
     ("train unet --weight-decay 1e9", "1000000000 is not in the range 0<=x<=1000000."),
     ("train unet --adam-eps 1e-31", "1e-31 is not in the range 1e-30<=x<=1."),
+    ("train unet --loss-scale 0", "0 is not in the range 5.96046e-08<=x<=1.84467e+19."),
     ("train unet --ema-std 1,2", "--ema-std 1,2 must be at least 0.005 and at most 0.28."),
     ("train unet --loss v --min-snr-gamma 5", "--loss v and --min-snr-gamma 5 exclude each other"),
     ("train unet --cfg-interval 5,0.30", "--cfg-interval 5,0.3 must be two noise levels"),
@@ -271,6 +273,24 @@ def test_numbers_are_told_as_one_types_them(arguments, words):
     (3, "3"), ((0.3, 5.0), "0.3,5"), ((), "none"), (None, "None"), ("a\n", "a\\n"), (math.nan, "nan")])
 def test_say(value, said):
     assert say(value) == said
+
+
+@pytest.mark.parametrize("value, said", [
+    (0.001, "0.001"), (1e6, "1000000"), (2**20, "1048576"), (1e9, "1000000000"), (1e30, "1e+30"), (-1000.0, "-1000"),
+    (2.0**-24, "5.96046e-08")])
+def test_limits_are_told_in_short(value, said):
+    assert say_limit(value) == said
+
+
+def test_ranges_in_help():
+    """Of numbers in short; of whole numbers as click tells them."""
+    told = run("train", "unet", "--help").output
+    assert "5.96046e-08<=x<=1.84467e+19" in told and "x<=1e+30]" in told and "[1<=x<=1000000000]" in told
+    limits = re.findall(r"[(\[]?([-\d.e+]+)<=?x|x[<>]=?([-\d.e+]+)", told)
+    assert all(len(limit) <= 12 for pair in limits for limit in pair)
+    for given, said in (((0, None, True), "x>0"), ((0.5,), "x>=0.5"), ((None, 1.0), "x<=1"), ((0.0, 1.0), "0<=x<=1"),
+                        ((None, 1, False, True), "x<1")):
+        assert Number(*given)._describe_range() == said
 
 
 def test_choices_go_in_any_case_and_stay_what_they_are():

@@ -55,7 +55,7 @@ def test_a_model_of_few_timesteps_takes_them_all(tmp_path):
     write_model_file(tmp_path / "m.h5", model.options, model.arrays(), Diffusion(steps=3).options)
     said = []
     sample_command(tmp_path / "m.h5", count=1, device="cpu", grid=str(tmp_path / "a.png"), echo=said.append)
-    assert "ddim, 3 steps" in said[-1]
+    assert ": 1 image of " in said[-1] and "ddim, 3 steps, seed 0, " in said[-1]
 
 
 @pytest.mark.parametrize("told, given, want", [

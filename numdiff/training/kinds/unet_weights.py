@@ -1,6 +1,7 @@
 """The UNet's weights in other programs: guided-diffusion, improved-diffusion, unet.cu."""
 from ...errors import NumdiffError, UsageError
 from ...nn.convert import check_state_dict, guess_unet_options, guided_diffusion_flags, with_convolutions
+from ...settings import counted
 from .weights import CLASSES, COUNT, IMAGE_SIZE, PERIOD, SHARE, Weights, count_or_none, defaults_of, yes_or_no
 
 
@@ -60,7 +61,7 @@ class UNetWeights(Weights):
         order = "new" if o["use_new_attention_order"] else "legacy"
         yield f"{target}: a UNet of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']} images"
         yield (f"channels    {o['model_channels']} × ({', '.join(f'{m:g}' for m in o['channel_mult'])}), "
-               f"{o['num_res_blocks']} {'ConvNeXt ' * (o.get('block') == 'convnext')}blocks a level")
+               f"{counted(o['num_res_blocks'], 'ConvNeXt ' * (o.get('block') == 'convnext') + 'block')} a level")
         sizes = ", ".join(map(str, o["attention_resolutions"])) or "the middle only"
         yield f"attention   at {sizes}; {heads}, {order} order"
         null = (f" and a null class, the last row of label_emb: elsewhere, {o['num_classes'] + 1} classes"
