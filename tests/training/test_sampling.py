@@ -402,7 +402,7 @@ BAD = [  # arguments, exit code, what the message says
     ("--s-churn 3", 2, "--s-churn belongs to heun and euler"), ("--sampler heun --s-noise 1", 2, "--s-churn above 0"),
     ("--sampler ddpm --eta 0.5", 2, "takes none: leave --eta out"), ("--variance large", 2, ": --variance belongs to"),
     ("--sampler ddpm --variance learned", 2, "trained with --learn-sigma"),
-    ("--spacing karras --time-shift 2", 2, "the levels of --spacing time"),
+    ("--spacing karras --time-shift 2", 2, "--time-shift 2 shifts the levels of --spacing time"),
     ("--weights raw --ema-std 0.1", 2, "--ema-std 0.1 is of averaged weights, and does not go with --weights raw"),
     ("--slerp 5", 2, ": --slerp needs whole rows"), ("--slerp 4 --sampler ddpm", 2, "adds no noise"),
     ("--sampler heun --s-churn 3 --s-tmin 5 --s-tmax 2", 2, "--s-tmin 5 is above --s-tmax 2"),
