@@ -28,7 +28,7 @@ from ..distributed.together import stop_signals
 from ..errors import NumdiffError, visibly
 from ..files import WriteError
 from ..progress import doing
-from ..settings import counted, flag
+from ..settings import flag
 from .build import (
     build_model,
     build_trainer,
