@@ -12,7 +12,8 @@ from .values import Choice
               help="Your own function from images, uint8 (B, H, W, 3), to features (B, D).  [default: random-conv, a "
                    "fixed random network]")
 @click.option("--classes", metavar="NAME,…",
-              help="If REFERENCE is a dataset, keep only these classes.  [default: all]")
+              help="Keep only these classes of REFERENCE, or without one of SAMPLES, if it is a dataset.  [default: "
+                   "all]")
 @click.option("--nearest", metavar="K", type=click.IntRange(1), default=3, show_default=True,
               help="Number of nearest neighbours that define the manifolds of precision and recall.")
 @click.option("--subsets", metavar="N", type=click.IntRange(1, 10**5), default=100, show_default=True,
@@ -37,6 +38,9 @@ def evaluate(samples, reference, classes, **options):
     Each is an npz of images (arr_0, as numdiff sample --npz writes it), a folder of pictures, a dataset of numdiff data
     import, features (npz, npy), or statistics (mu, sigma) of guided-diffusion or EDM. The figures describe the features
     that --features computes. Those of random-conv compare your own runs; they are not FID.
+
+    Both sides must be of one size: a larger dataset is averaged down, and anything else refused. Files of --save-stats
+    and --save-features hold the size; of other programs' files it is not known.
 
     \b
     numdiff sample auto --count 1000 --npz samples.npz

@@ -25,22 +25,24 @@ def evaluate_command(samples, reference=None, features=None, classes=None, neare
     """Print the figures of `samples` against `reference`; returns {figure: value}.
 
     samples, reference: files or folders (see sources.py); without a reference there must be something to save
-    features: extractor of images, as `find_extractor` takes it; classes: of a reference that is a dataset
+    features: extractor of images, as `find_extractor` takes it
+    classes: of a reference that is a dataset, or without a reference of the samples
     precision: arithmetic of random-conv, "fp32" ("auto") or "tf32"
     nearest: k of precision and recall; subsets, subset_size, seed: KID's; save_…: of `samples`
     """
     echo = visibly(echo)
     if reference is None and not (save_stats or save_feature_file):
         raise UsageError("there is nothing to compare with: give a REFERENCE, or --save-stats or --save-features.")
-    if reference is None and (json_file or classes):
-        raise UsageError("--json and --classes need a REFERENCE: give one, or leave them out.")
+    if reference is None and json_file:
+        raise UsageError("--json needs a REFERENCE: give one, or leave it out.")
     for option, path, ending in (("--save-stats", save_stats, ".npz"), ("--save-features", save_feature_file, ".npz"),
                                  ("--json", json_file, ".json")):
         check_ending(option, path, ending)
     check_outputs([("--save-stats", "the statistics", save_stats), ("--save-features", "the features",
                                                                     save_feature_file),
                    ("--json", "the figures", json_file)], samples, reference)
-    sources = [open_source(samples)] + ([open_source(reference, classes)] if reference is not None else [])
+    sources = ([open_source(samples, classes)] if reference is None else
+               [open_source(samples), open_source(reference, classes)])
     if save_feature_file and isinstance(sources[0], Statistics):
         raise UsageError(f"{samples} holds statistics, which contain no features: leave --save-features out.")
     sources = _of_one_size(sources, classes)
@@ -107,6 +109,10 @@ def table(figures, samples, reference):
 
 def warnings(samples, reference, nearest=3):
     """Sentences on how far the figures can be trusted."""
+    unknown = [s.path for s in (samples, reference) if s.image_size is None]
+    if unknown:
+        yield (f"note: {' and '.join(dict.fromkeys(unknown))} does not say of what size its images were, so equal "
+               "sizes could not be checked.")
     dimensions = len(samples.statistics().mu)
     few = [s.count for s in (samples, reference) if s.count is not None and s.count <= dimensions]
     if few:
@@ -121,20 +127,43 @@ def warnings(samples, reference, nearest=3):
 
 def _of_one_size(sources, classes):
     """Average the images of a larger dataset down to the size of the other side; a `UsageError` if that is
-    impossible."""
-    if len(sources) < 2 or not all(isinstance(s, Images) for s in sources) or sources[0].size == sources[1].size:
+    impossible. A file of features or statistics that does not say of what size its images were is of any size."""
+    sizes = [s.image_size for s in sources]
+    if len(sources) < 2 or None in sizes or sizes[0] == sizes[1]:
         return sources
-    small, large = sorted(sources, key=lambda s: s.size[0])
-    if not large.dataset or any(n % m for n, m in zip(large.size, small.size, strict=True)):
-        said = " and ".join(f"{s.path} has images of {s.size[0]}×{s.size[1]}" for s in sources)
-        raise UsageError(f"{said}: bring both to one size (numdiff data import --size does).")
-    again = open_source(large.path, classes if large is sources[1] else None, small.size)
+    small, large = sorted(sources, key=lambda s: s.image_size[0])
+    factors = {n / m for n, m in zip(large.image_size, small.image_size, strict=True)}
+    if not (isinstance(large, Images) and large.dataset) or len(factors) > 1 or not max(factors).is_integer():
+        raise _other_size(*sources)
+    again = open_source(large.path, classes if large is sources[1] else None, small.image_size)
     return [again if s is large else s for s in sources]
+
+
+def _other_size(*sources):
+    """The `UsageError` for two sides whose images have different sizes."""
+    said = " and ".join(f"{s.path} {'has' if isinstance(s, Images) else f'holds {_kind(s)} of'} images of "
+                        f"{_say_size(s.image_size)}" for s in sources)
+    made = next((s for s in reversed(sources) if not isinstance(s, Images)), None)
+    height, width = next(s.image_size for s in sources if s is not made)
+    if made is None or height != width:
+        return UsageError(f"{said}: bring both to one size (numdiff data import --size does).")
+    option = "--save-stats" if isinstance(made, Statistics) else "--save-features"
+    return UsageError(f"{said}: make {_kind(made)} of images of {_say_size((height, width))} (`numdiff data import "
+                      f"SOURCE OUT.h5 --size {height}`, then `numdiff evaluate OUT.h5 {option} FILE.npz`).")
+
+
+def _kind(source):
+    return "statistics" if isinstance(source, Statistics) else "features"
+
+
+def _say_size(size):
+    return f"{size[0]}×{size[1]}"
 
 
 def _features(source, extractor, name, batch, progress):
     features, spatial = extract(extractor, source.batches(batch), source.count, progress)
-    return Features(source.path, features, spatial, {**source.record, "count": source.count, "extractor": name})
+    return Features(source.path, features, spatial, {
+        **source.record, "count": source.count, "image_size": list(source.size), "extractor": name})
 
 
 def _extractor(sources):
@@ -165,14 +194,16 @@ def _spatial(*sources):
 
 def _say_source(source):
     if isinstance(source, Images):
-        text = f"{source.path}: {source.count:,} images of {source.size[0]}×{source.size[1]}"
-    elif isinstance(source, Features):
-        text = f"{source.path}: features of {source.count:,} images"
+        text = f"{source.path}: {source.count:,} images of {_say_size(source.size)}"
     else:
-        text = f"{source.path}: statistics of {_count(source)} images"
+        text = f"{source.path}: {_kind(source)} of {_count(source)} images"
+        if source.image_size:
+            text += f" of {_say_size(source.image_size)}"
+    record = source.record
     if isinstance(source, Images) and source.note:
         text += f", {source.note}"
-    record = source.record
+    elif record.get("classes") and "sampler" not in record:
+        text += f", classes {', '.join(record['classes'])}"
     if "sampler" in record:
         guidance = record.get("cfg_scale")
         text += (f"; {record['sampler']}, {record.get('steps', UNKNOWN)} steps, seed {record.get('seed', UNKNOWN)}, "

@@ -6,7 +6,8 @@
     statistics   an npz with mu (D,) and sigma (D, D), as EDM writes it, and also mu_s, sigma_s for spatial features, as
                  guided-diffusion writes it; numdiff writes all that it has, and both can read it
 An npz may hold more than one of these; as in guided-diffusion, statistics are preferred to features and these to
-images. Files of numdiff also say how they were made, in a text named `numdiff`. Pickled arrays are refused.
+images. Files of numdiff also say how they were made, in a text named `numdiff`: with features and statistics stand the
+extractor, and the count, size and classes of the images. Pickled arrays are refused.
 """
 import contextlib
 import io
@@ -40,8 +41,10 @@ MAX_BATCH_BYTES = 256 << 20  # of images
 MAX_DIMENSIONS = 1 << 13  # of statistics, whose covariance then has half a gigabyte
 NUMBER, TEXT = schema.optional(schema.number()), schema.optional(schema.text())
 RECORD = schema.record({}, {
-    "count": schema.optional(schema.integer(0)), "extractor": TEXT, "sampler": TEXT, "steps": NUMBER, "seed": NUMBER,
-    "cfg_scale": NUMBER, "weights": TEXT, "model": schema.optional(schema.text(1 << 12)), "training_steps": NUMBER,
+    "count": schema.optional(schema.integer(0)), "image_size": schema.items(schema.integer(1, MAX_PIXELS), 2, 2),
+    "classes": schema.optional(schema.items(schema.text(1 << 16), 1 << 20)), "extractor": TEXT, "sampler": TEXT,
+    "steps": NUMBER, "seed": NUMBER, "cfg_scale": NUMBER, "weights": TEXT,
+    "model": schema.optional(schema.text(1 << 12)), "training_steps": NUMBER,
     "diffusion": schema.optional(schema.options), "numdiff": TEXT}, schema.anything)
 
 
@@ -56,6 +59,10 @@ class Images:
     record: dict = field(default_factory=dict)  # how they were made, if the file says so
     note: str = ""  # what was done to them on reading
     dataset: bool = False
+
+    @property
+    def image_size(self):
+        return self.size
 
     def batches(self, batch):
         for images in self.read(batch):
@@ -74,6 +81,10 @@ class Features:
     @property
     def count(self):
         return len(self.features)
+
+    @property
+    def image_size(self):
+        return _recorded_size(self.record)
 
     def statistics(self):
         if self.count < 2:
@@ -94,8 +105,17 @@ class Statistics:
     record: dict = field(default_factory=dict)
     count: int = None  # None: the file does not say
 
+    @property
+    def image_size(self):
+        return _recorded_size(self.record)
+
     def statistics(self):
         return self
+
+
+def _recorded_size(record):
+    """(height, width) of the images that features are of; None where the file does not say."""
+    return tuple(record["image_size"]) if "image_size" in record else None
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -301,7 +321,8 @@ def _dataset(path, classes, size):
         for start in range(0, count, batch):
             yield dataset.read(np.arange(start, min(start + batch, count)))
 
-    return Images(str(path), count, (height, width), read, note=note, dataset=True)
+    record = {"classes": list(dataset.classes)} if classes else {}
+    return Images(str(path), count, (height, width), read, record, note, dataset=True)
 
 
 def _check_features(path, features):

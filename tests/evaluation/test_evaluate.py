@@ -272,6 +272,44 @@ def test_a_larger_dataset_is_averaged_down(samples, tmp_path):
     assert result.exit_code == 2 and "bring both to one size" in result.output
 
 
+@pytest.fixture
+def kept(tmp_path):
+    """Statistics and features of a dataset's class, 30 images of 32×32, as the command writes them."""
+    with h5py.File(tmp_path / "set.h5", "w") as file:
+        file["images"], file["labels"] = pictures(60, size=32), np.arange(60) % 2
+        file.attrs["classes"] = ["left", "right"]
+    paths = {"--save-stats": tmp_path / "s.npz", "--save-features": tmp_path / "f.npz"}
+    result = run(tmp_path / "set.h5", "--classes", "right", "--features", MEANS, *sum(paths.items(), ()))
+    assert result.exit_code == 0, result.output
+    return paths
+
+
+@pytest.mark.parametrize("option, kind", [("--save-stats", "statistics"), ("--save-features", "features")])
+def test_the_size_of_the_images_is_kept_and_another_one_refused(samples, tmp_path, kept, option, kind):
+    record = open_source(kept[option]).record
+    assert record == {"classes": ["right"], "count": 30, "image_size": [32, 32], "extractor": MEANS}
+    result = run(samples, kept[option], "--features", MEANS)
+    assert result.exit_code == 2 and result.output.splitlines()[-1] == (
+        f"Error: {samples} has images of 16×16 and {kept[option]} holds {kind} of images of 32×32: make {kind} of "
+        "images of 16×16 (`numdiff data import SOURCE OUT.h5 --size 16`, then `numdiff evaluate OUT.h5 "
+        f"{option} FILE.npz`).")
+    np.savez(tmp_path / "fits.npz", pictures(40, size=32))
+    result = run(tmp_path / "fits.npz", kept[option], "--features", MEANS)
+    assert result.exit_code == 0 and f"{kind} of 30 images of 32×32, classes right" in result.output
+    assert "of what size" not in result.output
+    with h5py.File(tmp_path / "large.h5", "w") as file:
+        file["images"] = pictures(30, size=64)
+    result = run(kept[option], tmp_path / "large.h5", "--features", MEANS)
+    assert result.exit_code == 0 and "30 images of 32×32, averaged to 32×32" in result.output
+
+
+def test_statistics_that_do_not_say_a_size_go_with_any_and_a_note(samples, tmp_path, kept):
+    with np.load(kept["--save-stats"]) as file:
+        np.savez(tmp_path / "edm.npz", mu=file["mu"], sigma=file["sigma"])
+    result = run(samples, tmp_path / "edm.npz", "--features", MEANS)
+    assert result.exit_code == 0 and result.output.count("edm.npz does not say of what size its images were") == 1
+
+
 def test_the_parts_of_a_set_are_near_and_another_set_is_far(tmp_path):
     """The default extractor tells apart what it should: emoji from other emoji, less than from their negatives."""
     with h5py.File(default_path()) as file:
@@ -336,7 +374,8 @@ def test_bad_input_is_one_sentence(samples, reference, tmp_path, monkeypatch):
         ("samples.npz --save-features f.npy --features " + MEANS, "--save-features f.npy must end in .npz"),
         ("samples.npz --save-stats z.npz --save-features ./z.npz --features " + MEANS,
          "--save-stats and --save-features name one file: give them different names"),
-        ("good.npz --json f.json --save-stats a.npz", "need a"),
+        ("good.npz --json f.json --save-stats a.npz", "--json needs a REFERENCE"),
+        ("good.npz --classes a --save-stats a.npz", "is not a dataset"),
     ]
     np.savez("stats.npz", mu=np.zeros(3), sigma=np.eye(3))
     cases.append(("stats.npz samples.npz --save-features f.npz --features nothing", "leave --save-features out"))
