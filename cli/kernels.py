@@ -24,7 +24,7 @@ def kernels():
               help="Also compare the bits with those of this device.")
 @click.option("--version", metavar="N|NAME",
               callback=lambda _, __, v: int(v) if v and v.isdecimal() and len(v) < 5 else v,
-              help="Only this version of each operation: its number, or its name, such as hopper.")
+              help="Only this version of each operation that has it: its number, or its name, such as hopper.")
 @click.option("--counts", is_flag=True,
               help="Print a table of each kernel's source lines: requests of warps, transactions per request, bank "
                    "conflicts, FLOPs. (Counted in the emulator, on the first problem that launches the kernel.)")

@@ -298,6 +298,8 @@ def test_bad_options_of_the_command():
     assert "written as .svg, .png, .txt or .json" in kernels("add", "--trace", "a.gif").output
     assert "has a version 9: use naive, vectorised or a number." in kernels("silu", "--version", 9).output
     assert "has a version hopper: leave out --version." in kernels("chunk", "--version", "hopper").output
+    for version in (1, "naive"):
+        assert f"has a version {version}: leave out --version." in kernels("chunk", "--version", version).output
     refused = kernels("gelu", "gate_adaln", "--version", "hoper")
     assert refused.exit_code == 2 and ("none of these operations has a version hoper: use fused, naive, unfused, "
                                        "vectorised or a number.") in refused.output
@@ -311,3 +313,13 @@ def test_a_version_by_its_name():
               if checking.run._is_wanted(case, version, "tf32")]
     assert {(case.name, version) for case, version in wanted} >= {("matmul", 5), ("conv2d", 4)}
     assert all("float16" not in case.label for case, _ in wanted)
+
+
+@pytest.mark.parametrize("name, number", [("tiled", 2), ("hopper", 6)])
+def test_a_number_is_the_version_of_that_name_and_no_other_case(name, number):
+    """Cases that leave the choice to the launcher, as those of matmul_gelu, are of no version."""
+    cases = checking.cases_named(["matmul", "linear", "add_parts"])
+    cases = [case for case in cases if not case.name.startswith(("matmul_first", "matmul_level"))]  # other ladders
+    runs = [[(case.name, case.label, each) for case in cases for each in case.versions
+             if checking.run._is_wanted(case, each, version)] for version in (number, name)]
+    assert runs[0] == runs[1] and {each for _, _, each in runs[0]} == {number}

@@ -98,16 +98,13 @@ def dtype_of(case):
 
 
 def _is_wanted(case, each, version):
-    """Whether to run the version `each` of a case; version: a number, a name, or None for all."""
+    """Whether to run the version `each` of a case (None: that which the launcher takes, or the only one); version: a
+    number, a name, or None for all."""
     if version is None or each == version:
         return True
-    if not isinstance(version, str):
-        return each is None
-    names = NAMES.get(operation_of(case.name), {})
-    if version not in names:
-        return False
-    number = names[version] if each is None else each
-    return number == names[version] and name_of(case.name, number, dtype_of(case)) == version
+    return isinstance(version, str) and each is not None and (
+        NAMES.get(operation_of(case.name), {}).get(version) == each
+        and name_of(case.name, each, dtype_of(case)) == version)
 
 
 def _on_device(arrays, backend):
@@ -167,9 +164,9 @@ def check_case(case, version, device, orders=ORDERS[:2], seed=0):
 def check(names=(), device="emulator", orders=None, seed=None, version=None, against=None):
     """Check the operations of these names (all for none), one `Outcome` after the other.
 
-    orders: how many of `ORDERS` the emulator tries (2); seed: of the shuffled one (0); version: only this one, a number
-    or a name; against: the device that results will be compared with. A `UsageError` where none of the operations has
-    the version, and for what the device does not have
+    orders: how many of `ORDERS` the emulator tries (2); seed: of the shuffled one (0); version: only cases of this one,
+    a number or a name; against: the device that results will be compared with. A `UsageError` where none of the
+    operations has the version, and for what the device does not have
     """
     cases = cases_named(names)
     _check_device(device, orders, seed, version, against)
@@ -197,12 +194,14 @@ def _check_device(device, orders, seed, version, against):
 
 
 def _check_version(cases, version):
-    """Raise a `UsageError` for a version that none of the cases has."""
-    known = {name: number for case in cases for name, number in NAMES.get(operation_of(case.name), {}).items()}
-    numbers = {*known.values(), *(each for case in cases for each in case.versions)}
-    if version is not None and version not in (numbers if isinstance(version, int) else known):
-        raise UsageError(f"none of these operations has a version {version}: "
-                         + (f"use {', '.join(sorted(known))} or a number." if known else "leave out --version."))
+    """Raise a `UsageError` for a version in which none of the cases is run."""
+    runs = [(case, each) for case in cases for each in case.versions if each is not None]
+    if version is None or any(_is_wanted(case, each, version) for case, each in runs):
+        return
+    known = {name for case, each in runs for name in NAMES.get(operation_of(case.name), {})
+             if _is_wanted(case, each, name)}
+    raise UsageError(f"none of these operations has a version {version}: "
+                     + (f"use {', '.join(sorted(known))} or a number." if known else "leave out --version."))
 
 
 def counts_of(case, version):
