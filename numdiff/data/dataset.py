@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing
 
 from ..errors import NumdiffError, UsageError, shown
-from ..files import IrregularFile, Refused
+from ..files import IrregularFile, Refused, open_regular
 from ..hdf5 import is_hdf5, open_hdf5
 from ..progress import tick
 from .chunks import CHUNK, ChunkCache, in_threads
@@ -261,6 +261,13 @@ def _open_file(path):
                            "check its permissions.") from None
     except Refused as error:
         raise _damaged(path, error) from None
+    from .importers.pictures import looks_like_picture  # it needs Pillow
+    with open_regular(path) as file:
+        single = looks_like_picture(os.path.basename(path), file.read(16))
+    if single:
+        folder = os.path.dirname(path) or "."
+        raise UsageError(f"{path!r} is a single image: run `numdiff data import {shlex.quote(str(folder))} OUT.h5` on "
+                         "the folder that it lies in, and use what that writes.")
     raise NumdiffError(f"{path!r} is not an HDF5 file: run `numdiff data import {shlex.quote(str(path))} OUT.h5` "
                        "and use what that writes.")
 

@@ -146,6 +146,9 @@ def test_wrong_files(tmp_path, images):
     (tmp_path / "a b").write_text("hello")
     with pytest.raises(NumdiffError, match="not an HDF5 file: run `numdiff data import '.*/a b' OUT.h5`"):
         D.open_dataset(tmp_path / "a b")
+    (tmp_path / "1.png").write_text("a picture by its name")
+    with pytest.raises(UsageError, match="1.png' is a single image: run `numdiff data import [^ ]*[^g] OUT.h5` on the"):
+        D.open_dataset(tmp_path / "1.png")
     (tmp_path / "empty.h5").write_bytes(b"")
     with pytest.raises(NumdiffError, match="not an HDF5 file"):
         D.open_dataset(tmp_path / "empty.h5")
