@@ -33,6 +33,7 @@ from .frechet import mean_and_covariance
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 PICKLES = (".pkl", ".pickle")
+DATASETS = (".h5", ".hdf5")
 WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt")
 SPARE_BYTES = 64 << 20  # that an npz may take in memory beyond four times its size
 MAX_PIXELS = 1 << 22  # of an image
@@ -127,7 +128,7 @@ def open_source(path, classes=None, size=None):
     """
     path = pathlib.Path(path)
     _refuse_model(path)
-    if path.suffix == ".h5":
+    if path.suffix in DATASETS:
         return _dataset(path, classes, size)
     if classes:
         raise UsageError(f"{path} is not a dataset (.h5), and only a dataset has classes: leave --classes out.")
@@ -156,7 +157,7 @@ def _refuse_model(path):
 
 
 def _holds_weights(path):
-    if path.suffix == ".h5":
+    if path.suffix in DATASETS:
         with contextlib.suppress(OSError, Refused), open_hdf5(path) as file:
             return "buffers" in file.names()
     return False

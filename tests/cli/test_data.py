@@ -111,6 +111,16 @@ def test_options_that_do_not_go_together(run, pictures, arguments, message):
     assert not os.path.exists("a.h5")
 
 
+@pytest.mark.parametrize("name", ["x.txt", "x", "x.h5.npz"])
+def test_a_dataset_is_written_under_the_ending_of_one(run, pictures, name):
+    result = run("import", pictures, name, "--size", 16)
+    assert str(result.exception) == f"OUT.h5 {name} must end in .h5 or .hdf5." and not os.path.exists(name)
+
+
+def test_a_dataset_may_end_in_hdf5(run, pictures):
+    assert run("import", pictures, "x.hdf5", "--size", 16).exit_code == 0 and os.path.exists("x.hdf5")
+
+
 def test_help_says_what_can_be_imported(run):
     text = run("import", "--help").output
     assert all(word in text for word in ("zip", "cifar-10-python.tar.gz", "idx", ".npz", ".bin", "--labels", "--size"))

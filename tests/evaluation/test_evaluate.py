@@ -174,6 +174,8 @@ def test_dataset(tmp_path):
     assert np.array_equal(read_all(source), images[1::2]) and "right" in source.note
     small = open_source(tmp_path / "a.h5", size=(8, 8))
     assert read_all(small).shape == (6, 8, 8, 3) and small.note == "averaged to 8×8"
+    (tmp_path / "a.h5").rename(tmp_path / "a.hdf5")
+    assert open_source(tmp_path / "a.hdf5").count == 6
 
 
 def test_features_and_statistics_round_trip(tmp_path, rng):

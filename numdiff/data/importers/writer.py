@@ -8,6 +8,7 @@ import numpy as np
 
 from ...errors import NumdiffError, UsageError
 from ...files import atomic_file, check_target
+from ...outputs import check_ending
 from ...signals import deferred_signals
 from ..dataset import CHUNK
 
@@ -28,6 +29,7 @@ class Writer:
         folder, name = os.path.split(os.path.abspath(self.path))
         if os.path.isdir(self.path):
             raise UsageError(f"{self.path!r} is a folder: give the name of the file to write, such as {name}.h5.")
+        check_ending("OUT.h5", self.path, ".h5", ".hdf5")
         if not os.path.isdir(folder):
             raise UsageError(f"there is no folder {folder!r} to write into: make it first.")
         if os.path.exists(self.path) and not force:
