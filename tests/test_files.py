@@ -74,8 +74,8 @@ def test_no_writer_replaces_or_follows(tmp_path, what):
     folder = tmp_path / "f"
     folder.mkdir()
     paths = make_irregular(folder)
-    if what in ("statistics", "curve"):  # which insist on the name's end
-        ending = {"statistics": ".npz", "curve": ".png"}[what]
+    if what in ("statistics", "curve", "import"):  # which insist on the name's end
+        ending = {"statistics": ".npz", "curve": ".png", "import": ".h5"}[what]
         paths = [path.rename(path.with_name(path.name + ending)) for path in paths]
     before = state_of(folder)
     if what == "import":
