@@ -1,6 +1,7 @@
 """What `numdiff sample` does: images from a run, a checkpoint or a converted model, as a grid, an npz, an animation."""
 import itertools
 import os
+import sys
 import time
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..diffusion.sampling import to_uint8
 from ..distributed.communicator import connect
 from ..distributed.failures import AgreedError
 from ..distributed.together import make_together, stop_signals
-from ..errors import NumdiffError, UsageError, of_option, visibly
+from ..errors import NumdiffError, UsageError, of_option, printable, visibly
 from ..nn.convert import find_diffusers
 from ..option_names import as_options
 from ..outputs import check_ending, check_outputs
@@ -97,6 +98,8 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
                 raise UsageError(f"the model makes latents of {model.in_channels} channels, and --inpaint takes a "
                                  "picture: leave it out, or give a model of pictures.")
             more.update(known=read_picture(inpaint, shape), mask=read_mask(mask, model.image_size))
+            if communicator.rank == 0:
+                _note_mask(inpaint, mask, more["mask"])
         communicator.check_options({f"what is in {name}": array_hash(array) for name, array in (
             (checkpoint, download(model.parameters.data)), (inpaint, more.get("known")), (mask, more.get("mask")),
             (guide, download(more["guide"].parameters.data) if guide else None))
@@ -327,3 +330,11 @@ def _check_inpainting(inpaint, mask, sampler):
         raise UsageError("--inpaint PICTURE and --mask MASK belong together: give both, or neither.")
     if inpaint and sampler:
         raise UsageError("--inpaint has a sampler of its own, RePaint: leave --sampler out.")
+
+
+def _note_mask(inpaint, mask, kept):
+    """Say on stderr that a mask leaves nothing to repaint, or nothing to keep. kept: what `read_mask` returns."""
+    if kept.all() or not kept.any():
+        colour, effect = ("black", "nothing is repainted") if kept.all() else ("white", "nothing is kept")
+        note = f"note: --mask {mask} is {colour} everywhere, so {effect} of {inpaint}."
+        print(printable(note), file=sys.stderr, flush=True)

@@ -333,6 +333,18 @@ def test_inpainting_keeps_the_picture_where_the_mask_is_black(model_file, tmp_pa
     assert result.exit_code == 0 and "repaint, 2 steps" in last_line(result)
 
 
+@pytest.mark.parametrize("lightness, said", [
+    (0, "is black everywhere, so nothing is repainted of"), (255, "is white everywhere, so nothing is kept of")])
+def test_a_mask_of_one_colour_is_noted(model_file, tmp_path, capfd, lightness, said):
+    Image.new("RGB", (16, 16)).save(tmp_path / "p.png")
+    Image.new("L", (16, 16), lightness).save(tmp_path / "m.png")
+    given = {"count": 1, "steps": 2, "inpaint": tmp_path / "p.png", "device": "cpu", "grid": tmp_path / "a.png"}
+    sample_command(model_file, mask=tmp_path / "m.png", **given)
+    assert f"note: --mask {tmp_path / 'm.png'} {said} {tmp_path / 'p.png'}.\n" == capfd.readouterr().err
+    sample_command(model_file, mask="left", **given)
+    assert "note" not in capfd.readouterr().err
+
+
 def test_latents_are_not_inpainted_from_a_picture(tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
     model = write_model(tmp_path / "latents.h5", in_channels=4, out_channels=4)
