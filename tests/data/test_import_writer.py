@@ -36,6 +36,13 @@ def test_never_overwrites(source, out, tmp_path):
         import_dataset(source, tmp_path / "none" / "a.h5")
 
 
+def test_what_a_killed_import_left_is_removed_by_the_next(source, out):
+    stray = out.with_name(f".{out.name}.12.tmp")
+    stray.write_bytes(b"half")
+    import_dataset(source, out)
+    assert out.exists() and not stray.exists()
+
+
 def test_full_disk(source, out, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
