@@ -67,6 +67,7 @@ class Recorded:
     flops: int | None
     outermost: bool
     count: int = 1
+    apart: tuple = ()  # words by which it differs from calls of the same shapes
 
     @property
     def name(self):
@@ -89,7 +90,7 @@ class Recorded:
         words += [f"{name} {given[name]}" for name in ("stride", "heads") if isinstance(given.get(name), int)
                   and given[name] != 1]
         words += [name for name in ("silu", "transpose_a", "transpose_b", "accumulate") if given.get(name) is True]
-        return ", ".join(words)
+        return ", ".join([*words, *self.apart])
 
 
 def record_calls(step, split_passes=True):
@@ -120,7 +121,49 @@ def record_calls(step, split_passes=True):
         step.run_eagerly()
     if step.backend is None or not split_passes:  # NumPy has no separate passes
         return list(found.values())
-    return [call for recorded in found.values() for call in _passes(recorded)]
+    return _merged(call for recorded in found.values() for call in _passes(recorded))
+
+
+def _merged(calls):
+    """The calls, those that do not differ as one."""
+    found = {}
+    for call in calls:
+        key = call.name, repr(call.arguments), str([a.dtype for a in call._arrays()])
+        first = found.setdefault(key, call)
+        if first is not call:
+            first.count += call.count
+            first.outermost |= call.outermost
+    return list(found.values())
+
+
+def told_apart(calls):
+    """The calls; those of one operation, type and text get the words by which their arguments differ."""
+    groups = {}
+    for call in calls:
+        groups.setdefault((call.name, call.dtype, call.shape()), []).append(call)
+    for group in groups.values():
+        words = {name: [_word(name, call.arguments.get(name)) for call in group] for name in group[0].arguments}
+        differing = {name: each for name, each in words.items() if len(set(each)) > 1}
+        for name in list(differing):  # a gradient has the shape of what it is of
+            if name.startswith("d") and _given(differing[name]) == _given(differing.get(name[1:], ())):
+                del differing[name]
+        for i, call in enumerate(group):
+            call.apart = tuple(each[i] if len(set(each) - {""}) > 1 else name for name, each in differing.items()
+                               if each[i])
+    return calls
+
+
+def _given(words):
+    return [bool(word) for word in words]
+
+
+def _word(name, value):
+    """What tells an argument from others of its name: "" where there is none."""
+    if value is None or value is False or isinstance(value, float):
+        return ""
+    if hasattr(value, "_fields"):  # such as a stack of matrices
+        value = "×".join(str(v) for v in value if v is not None)
+    return name if value is True else f"{name} {value}"
 
 
 def _dtypes(arguments):
@@ -339,7 +382,7 @@ def bench_kernels(options, operations=(), chosen=False, shapes=None, versus=Fals
     if versus:
         require_torch()
     step = NumdiffStep(options)
-    calls = wanted_calls(record_calls(step), operations, shapes)
+    calls = told_apart(wanted_calls(record_calls(step), operations, shapes))
     backend, roof = step.backend, Roof(step.backend)
     del step  # its memory is needed
     measured = Measured(backend)

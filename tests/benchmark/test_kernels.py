@@ -4,7 +4,8 @@ import pytest
 import numdiff.device.emulator
 from numdiff import kernels as K
 from numdiff.benchmark.costs import bytes_of, cost_of
-from numdiff.benchmark.kernels import bench_kernels, versions_of
+from numdiff.benchmark.kernels import Array, Recorded, _merged, bench_kernels, record_calls, told_apart, versions_of
+from numdiff.benchmark.step import NumdiffStep
 from numdiff.benchmark.watch import operations
 from numdiff.errors import UsageError
 from numdiff.kernels import conv2d
@@ -76,6 +77,29 @@ def test_versions():
         K.linear_forward)
     assert versions_of(K.conv2d_backward) == (1, 2, 3, 4, 5, 6, 7) and versions_of(K.chunk_forward) == ()
     assert versions_of(K.silu_backward) and versions_of(K.groupnorm_backward) == (1, 2, 3)
+
+
+def test_calls_of_the_same_shapes_are_told_apart_or_counted_as_one():
+    def call(weight, residual=None, dx=None):
+        given = {"x": image, "y": image, "weight": weight, "dweight": weight, "scale": 0.5, "residual": residual,
+                 "dx": dx}
+        return Recorded(conv2d.conv2d_forward, given, 0, 0, True)
+
+    image = Array((4, 8, 8, 2), np.dtype(np.float32))
+    small, large = (Array((2, n, n, 2), np.dtype(np.float32)) for n in (1, 3))
+    calls = told_apart([call(small), call(large, image), call(large, None, image), call(Array((2,), np.dtype("int8")))])
+    text = "4×8×8×2, 4×8×8×2, "
+    assert [c.shape() for c in calls] == [
+        f"{text}weight 2×1×1×2", f"{text}weight 2×3×3×2, residual", f"{text}weight 2×3×3×2, dx", f"{text}weight 2"]
+    assert [(c.shape(), c.count) for c in told_apart(_merged([call(small), call(large), call(small)]))] == [
+        (f"{text}weight 2×1×1×2", 2), (f"{text}weight 2×3×3×2", 1)]
+    assert told_apart([call(small, image)])[0].shape() == text[:-2]
+
+
+def test_no_two_rows_of_a_step_look_the_same():
+    calls = told_apart(record_calls(NumdiffStep(small_unet())))
+    texts = [(call.name, call.dtype, call.shape()) for call in calls]
+    assert len(set(texts)) == len(texts)
 
 
 def test_on_the_cpu():
