@@ -317,9 +317,11 @@ def test_a_version_by_its_name():
 
 @pytest.mark.parametrize("name, number", [("tiled", 2), ("hopper", 6)])
 def test_a_number_is_the_version_of_that_name_and_no_other_case(name, number):
-    """Cases that leave the choice to the launcher, as those of matmul_gelu, are of no version."""
+    """A case that says itself what runs, such as one tile of a Hopper kernel, is of a version that its type has."""
     cases = checking.cases_named(["matmul", "linear", "add_parts"])
     cases = [case for case in cases if not case.name.startswith(("matmul_first", "matmul_level"))]  # other ladders
     runs = [[(case.name, case.label, each) for case in cases for each in case.versions
              if checking.run._is_wanted(case, each, version)] for version in (number, name)]
-    assert runs[0] == runs[1] and {each for _, _, each in runs[0]} == {number}
+    assert runs[0] == runs[1] and {None} < {each for _, _, each in runs[0]} | {None} == {None, number}
+    tiles = [case for case in checking.cases_named(["conv2d"]) if "tile (" in case.label and "float16" in case.label]
+    assert tiles and all(checking.run._is_wanted(case, None, name) == (name == "hopper") for case in tiles)

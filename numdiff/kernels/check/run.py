@@ -98,13 +98,18 @@ def dtype_of(case):
 
 
 def _is_wanted(case, each, version):
-    """Whether to run the version `each` of a case (None: that which the launcher takes, or the only one); version: a
-    number, a name, or None for all."""
+    """Whether to run the version `each` of a case; version: a number, a name, or None for all.
+
+    each: None where the case itself says what runs, such as one tile of a Hopper kernel: it counts as a version with a
+    name that its type has.
+    """
     if version is None or each == version:
         return True
-    return isinstance(version, str) and each is not None and (
-        NAMES.get(operation_of(case.name), {}).get(version) == each
-        and name_of(case.name, each, dtype_of(case)) == version)
+    names = NAMES.get(operation_of(case.name), {})
+    if not isinstance(version, str):
+        return each is None and any(_is_wanted(case, None, name) for name, number in names.items() if number == version)
+    return version in names and each in (None, names[version]) and (
+        name_of(case.name, names[version], dtype_of(case)) == version)
 
 
 def _on_device(arrays, backend):
