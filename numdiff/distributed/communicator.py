@@ -36,7 +36,7 @@ from ..device import choose_gpu, cores, get_gpu, gpu_count, share_cores
 from ..errors import NumdiffError, UsageError
 from .exchange import make_exchange
 from .exchange_base import NoExchange, wait
-from .failures import AgreedError, exit_code, failed_library, is_clean, raise_first, sentence
+from .failures import AgreedError, exit_code, failed_library, is_clean, raise_first, sentence, waited_for
 from .launcher import import_mpi, launched
 from .nccl_exchange import import_nccl
 from .shared_memory import remove_stray_memory
@@ -309,7 +309,13 @@ class Communicator(Alone):
 
     def build(self, function, *arguments):
         value, error = self._attempt(function, arguments)
-        raise_first(self.gather(error))
+        watchdog = self._watchdog
+        if watchdog and error:
+            watchdog.failure = waited_for(error[0], watchdog.rank, watchdog.size)
+        errors = self.gather(error)
+        if watchdog:
+            watchdog.failure = None
+        raise_first(errors)
         return value
 
     def _attempt(self, function, arguments):

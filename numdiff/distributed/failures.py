@@ -8,6 +8,9 @@ import os
 from ..errors import NumdiffError
 from .nccl_exchange import NcclFault
 
+GO_ON = ("so the job ends; go on from its last checkpoint with --resume, on GPUs with another --transport if this "
+         "repeats.")
+
 
 class AgreedError(NumdiffError):
     """An error that every rank has, with the same message."""
@@ -42,8 +45,7 @@ def failed_library(error):
 def sentence(error):
     """An error in one line."""
     if library := failed_library(error):
-        return (f"{library}, so the job ends; go on from its last checkpoint with --resume, on GPUs with another "
-                "--transport if this repeats.")
+        return f"{library}, {GO_ON}"
     if hasattr(error, "exit_code"):  # numdiff's own, and those of the command line
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
@@ -53,6 +55,11 @@ def sentence(error):
     if isinstance(error, KeyboardInterrupt):
         return "interrupted."
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def waited_for(message, rank, size):
+    """The last message of a job whose rank has failed in what others wait for."""
+    return f"Error: rank {rank} of {size} failed while others wait for it: {message.removesuffix('.')}, {GO_ON}"
 
 
 def exit_code(error):

@@ -75,6 +75,8 @@ class NcclExchange(NoExchange):
         unique = communicator.first(lambda: bytes(self.nccl.get_unique_id()))
         self.communicator = communicator.build(lambda: self.nccl.Communicator.init(
             communicator.size, communicator.rank, self.nccl.UniqueId.from_bytes(unique)))
+        # cuda.bindings 13.3 says of every array that it is on GPU 0 (its issue 2928), and nccl4py refuses others then
+        self.communicator._validate_buffer_device = lambda *_: None
         self.faults = Faults(self.nccl, self.communicator)
         self._ask_no_more = communicator.poll(self.faults)
         try:

@@ -8,7 +8,8 @@ not, none notices one that is stopped or stuck, and none says what to do next. S
     silent    nothing was heard from a rank for `timeout` seconds: it is stopped, or its host cannot be reached
     stuck     all wait for a rank that is alive but has neither come nor done anything for that long, as on a hung file
               system; while it compiles kernels it has an hour. Or all wait and no message comes: MPI's network is dead
-    failed    a library that sums gradients has met an error after it accepted the work, so that the GPU waits for ever
+    failed    a library that sums gradients has met an error after it accepted the work, so that the GPU waits for ever;
+              or a rank has failed in something that others wait for in such a library, and seem to be stuck
 
 Rank 0 decides, and tells the others; every rank judges rank 0's silence for itself. Each live rank then says on stderr
 which rank it waits for, and where, and ends with a nonzero exit code.
@@ -49,8 +50,10 @@ class Peer:
     def __init__(self, connection, now):
         self.connection, self.buffer = connection, b""
         self.at, self.heard, self.changed = (0, False, 0, 0), now, now
+        self.failure = None  # what it has to say of a failure that it waits to tell the others
 
-    def hears(self, at, now):
+    def hears(self, at, now, failure):
+        self.failure = failure
         if tuple(at) != self.at:
             self.at, self.changed = tuple(at), now
         self.heard = now
@@ -64,10 +67,11 @@ class Watchdog:
     timeout: seconds after which a rank that is silent or stuck ends the job; 0: never, only one that is killed does so
     several_hosts: whether the launcher may have to be killed, too, as it would wait for a host that it cannot reach
     Attributes: works, whether all are connected; address, where rank 0 was reached; log, a file that gets the last
-    sentences, too, as the stderr of a host that cannot be reached does not arrive either
+    sentences, too, as the stderr of a host that cannot be reached does not arrive either; failure, what is said if the
+    others do not come to hear that this rank has failed
     """
 
-    log = None
+    log = failure = None
 
     def __init__(self, communicator, addresses, timeout=TIMEOUT, several_hosts=False):
         self.rank, self.size, self.timeout = communicator.rank, communicator.size, timeout
@@ -165,8 +169,8 @@ class Watchdog:
                     self._ask(now)
                 if now >= due and not self._stopped and self.timeout:
                     at = progress.waits, progress.waiting, progress.compiling, progress.ticks
-                    self._own.hears(at, now)
-                    self._tell({"at": at})
+                    self._own.hears(at, now, self.failure)
+                    self._tell({"at": at, "failure": self.failure})
                     self._judge(now)
                 if now >= due:
                     due = now + self.beat
@@ -191,7 +195,7 @@ class Watchdog:
             if "why" in message:
                 self._end(message, tell=self.rank == 0 and message["why"] == "failed")
             else:
-                peer.hears(message["at"], now)
+                peer.hears(message["at"], now, message["failure"])
         return False
 
     def _judge(self, now):
@@ -200,9 +204,12 @@ class Watchdog:
             late = max(silent.values()) - 2 * self.beat  # a cut cable silences several at once, within a beat or two
             self._end({"why": "silent", "ranks": [r for r, age in sorted(silent.items()) if age >= late]}, tell=True)
         if self.rank == 0 and len(self._peers) == self.size - 1:
-            ranks = stuck({0: self._own, **self._peers}, now, self.timeout)
+            peers = {0: self._own, **self._peers}
+            ranks = stuck(peers, now, self.timeout)
+            failure = next((peer.failure for _, peer in sorted(peers.items()) if peer.failure), None)
             if ranks is not None:
-                self._end({"why": "stuck", "ranks": ranks}, tell=True)
+                why = {"why": "failed", "text": failure} if failure else {"why": "stuck", "ranks": ranks}
+                self._end(why, tell=True)
 
     def poll(self, failure):
         """From now on ask `failure()` at every beat: a text, which is this rank's last message, ends the job; None does

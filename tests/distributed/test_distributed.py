@@ -1222,6 +1222,7 @@ class Nccl:
 
         def allreduce(send, receive, operation, stream):
             assert operation == "sum" and stream == "the stream"
+            made._validate_buffer_device(send, "sendbuf")
             self.arrays[rank] = send.copy()
             self.barrier.wait()
             receive[...] = sum(self.arrays)
@@ -1233,8 +1234,13 @@ class Nccl:
             self.barrier.wait()
             receive[...] = self.arrays[root]
             self.barrier.wait()
-        return types.SimpleNamespace(allreduce=allreduce, broadcast=broadcast, destroy=lambda: None,
-                                     get_async_error=lambda: self.result, get_last_error=lambda: "NET: closed\nby peer")
+
+        def validate(buffer, name):
+            assert rank == 0, "buffer is on device 0"  # what cuda.bindings says of all
+        made = types.SimpleNamespace(
+            allreduce=allreduce, broadcast=broadcast, destroy=lambda: None, _validate_buffer_device=validate,
+            get_async_error=lambda: self.result, get_last_error=lambda: "NET: closed\nby peer")
+        return made
 
     @staticmethod
     def get_error_string(result):

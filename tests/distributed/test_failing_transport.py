@@ -90,11 +90,13 @@ def test_the_watchdog_words_a_fault_as_the_job_does(monkeypatch):
         None, f"Error: rank 3 of 4 failed: NCCL failed (unhandled system error), {GO_ON}"]
 
 
-@pytest.mark.parametrize("failing", [[1], *exhaustively([0], [0, 1, 2])])
-def test_a_fault_of_a_library_ends_all_with_one_sentence(failing, capfd):
+@pytest.mark.parametrize("failing, waited_for", [([1], []), ([], [2]), *exhaustively(
+    ([0], []), ([0, 1, 2], []), ([], [0]), ([], [1, 2]))])
+def test_a_fault_of_a_library_ends_all_with_one_sentence(failing, waited_for, capfd):
     context = multiprocessing.get_context("spawn")
     queues, ready = [context.Queue() for _ in range(3)], context.Queue()
-    processes = [context.Process(target=watched, args=(rank, queues, False, ready, failing, 2.0)) for rank in range(3)]
+    processes = [context.Process(target=watched, args=(rank, queues, False, ready, failing, 2.0, waited_for))
+                 for rank in range(3)]
     for process in processes:
         process.start()
     assert all(ready.get(timeout=30) for _ in processes)
@@ -102,7 +104,8 @@ def test_a_fault_of_a_library_ends_all_with_one_sentence(failing, capfd):
         process.join(20)
         assert process.exitcode == 1
     said = capfd.readouterr().err.splitlines()
-    assert len(said) == 1 and re.fullmatch(r"Error: rank \d failed\.", said[0]) and int(said[0][12]) in failing, said
+    assert len(said) == 1 and re.fullmatch(r"Error: rank \d failed\.", said[0]), said
+    assert int(said[0][12]) in failing + waited_for
 
 
 def test_of_a_stack_of_calls_the_reason_is_said():
@@ -132,6 +135,21 @@ def test_a_rank_that_was_stopped_says_so_of_itself():
     assert "waits for rank 1, of which nothing has been heard for 20 s" in said[0]
     assert "rank 1 of 2" in said[1] and "was not heard for 20 s (it was stopped, or cut off" in said[1]
     assert "waits for" not in said[1]
+
+
+def test_who_fails_in_what_others_wait_for_leaves_word_with_the_watchdog():
+    some = communicator.Communicator.__new__(communicator.Communicator)
+    some._watchdog, left = types.SimpleNamespace(rank=3, size=4, failure=None), []
+    some.gather = lambda error: left.append(some._watchdog.failure) or [error]
+    assert some.build(lambda: 5) == 5
+    with pytest.raises(NumdiffError, match="^the buffer is elsewhere[.]$"):
+        some.build(lambda: raise_(NumdiffError("the buffer is elsewhere.")))
+    assert left == [None, f"Error: rank 3 of 4 failed while others wait for it: the buffer is elsewhere, {GO_ON}"]
+    assert some._watchdog.failure is None
+
+
+def raise_(error):
+    raise error
 
 
 @pytest.mark.parametrize("answer, wanted", [

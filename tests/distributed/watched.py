@@ -2,6 +2,7 @@
 import time
 
 from numdiff.distributed.watchdog import TIMEOUT, Watchdog
+from numdiff.progress import waiting
 
 
 class Queues:
@@ -21,12 +22,17 @@ class Queues:
         return [values[rank] for rank in range(self.size)]
 
 
-def watched(rank, queues, farewell, ready, failing=(), timeout=TIMEOUT):
-    """A rank that leaves with a farewell, or waits for its end; a library fails on those of `failing`."""
+def watched(rank, queues, farewell, ready, failing=(), timeout=TIMEOUT, waited_for=()):
+    """A rank that leaves with a farewell, or waits for its end; a library fails on those of `failing`. Those of
+    `waited_for` have failed and wait to say so; the others have not come."""
     watchdog = Watchdog(Queues(rank, queues), ["127.0.0.1"], timeout)
     watchdog.poll(lambda: f"Error: rank {rank} failed." if rank in failing else None)
     ready.put(watchdog.works and watchdog.address == "127.0.0.1")
     if farewell:
         watchdog.stop()
     else:
+        if rank in waited_for:
+            watchdog.failure = f"Error: rank {rank} failed."
+            with waiting():
+                time.sleep(60)
         time.sleep(60)
