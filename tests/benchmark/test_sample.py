@@ -10,6 +10,7 @@ from numdiff.benchmark.sample import NumdiffSample, bench_sample
 from numdiff.benchmark.step import RandomImages
 from numdiff.benchmark.torch_sample import SAMPLERS, TorchSample
 from numdiff.errors import NumdiffError, UsageError
+from numdiff.nn.convert.dit import without_padding
 from numdiff.nn.convert.layout import to_torch_layout
 from numdiff.training.options import resolve
 from tests.conftest import needs
@@ -104,7 +105,10 @@ def test_twins_sample_the_same(model, sampler, more):
                small_unet(batch=3, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(8,), **more))
     ours = NumdiffSample(options, sampler=sampler, steps=4, cfg_scale=scale)
     theirs = TorchSample(options, ours.sampling)
-    state = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in to_torch_layout(ours.model.arrays()).items()}
+    state = to_torch_layout(ours.model.arrays())
+    if model == "dit":
+        state = without_padding(state, ours.model.options)
+    state = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in state.items()}
     if hasattr(theirs.model, "pos_embed"):
         state["pos_embed"] = theirs.model.pos_embed.data
     theirs.model.load_state_dict(state)
