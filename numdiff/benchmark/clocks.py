@@ -9,16 +9,17 @@ too. So `Clock` first blocks the stream with a kernel that only waits, until Pyt
 the two events themselves add, a few microseconds, is measured on a kernel that does nothing, and subtracted.
 """
 import importlib.util
+import math
 import statistics
 import time
 
 from ..device import cuda, int64, nanoseconds, zeros
 
 WINDOW = 100  # launches for which the stream is held at a time: the driver queues about a thousand, events included
-HOLD_NS = 20_000_000  # longer than Python needs to launch and watch them; doubled when it was not
+HOLD_NS = 20_000_000  # longer than Python needs to launch and watch most of them; doubled where it was not
 LONGEST_HOLD_NS = 320_000_000
 EMPTY_KERNELS = 200  # replayed as one graph, for the time of one of them
-TRIES = 6  # to launch before the stream is released, each with longer holds
+TRIES = 6  # more runs for calls that came too late
 NOT_KERNELS = ("memset", "memcpy")  # as launches are named; the profiler says Memset or, for some in a graph, memset32
 
 
@@ -37,15 +38,21 @@ def empty_kernel(status):
 
 
 class Clock:
-    """Times a GPU's launches by events, with the stream blocked while they are made."""
+    """Times a GPU's launches by events, with the stream blocked while they are made.
+
+    The host may wait for the GPU between two launches, or be slow: before each launch the stream is blocked again if
+    it has run free. A launch during which it came free has no time: NaN (`times_of` makes another run for it).
+    """
 
     def __init__(self, gpu):
         self.gpu, self.driver = gpu, gpu._driver
-        self.events = []
+        self.events, self.late = [], set()  # two events a call; the numbers of calls that came too late
         self.status = zeros(1, "int32", gpu)
         self._launch = type(gpu).launch  # the class's own, which is not watched
-        self.hold_ns, self.released = HOLD_NS, 0  # released: how often the stream was released before all was launched
+        self.hold_ns = HOLD_NS
         self._held = gpu.check(self.driver.cuEventCreate(0))  # happens when the stream is released
+        self._calls = 0  # since the stream was blocked
+        self._last = self._longest = 0.0  # when the last call ended, and the longest pause between two, in seconds
         self.overhead_us = 0.0
         self.overhead_us = self._measure_overhead()
 
@@ -54,58 +61,65 @@ class Clock:
         def nothing():
             self._launch(self.gpu, empty_kernel, 1, 1, (self.status,))
 
-        between = statistics.median(self.undisturbed(lambda: self._microseconds_of([nothing] * WINDOW)))
+        between = times_of(lambda: self._microseconds_of([nothing] * WINDOW), 1)[1]
         replay = self.gpu.capture(lambda: [nothing() for _ in range(EMPTY_KERNELS)])
-        taken = min(self._microseconds_of([replay] * 3)) / EMPTY_KERNELS  # the GPU's time: hosts may be slow to launch
-        return max(between - taken, 0.0)
+        taken = times_of(lambda: self._microseconds_of([replay] * 3), 1)[1]  # the GPU's time: hosts are slow to launch
+        return max(statistics.median(between) - statistics.median(taken) / EMPTY_KERNELS, 0.0)
 
     def _microseconds_of(self, calls):
         for call in calls:
             self.time(call)
-        return self.microseconds()
-
-    def undisturbed(self, run):
-        """What run() returns, which times calls and asks for their `microseconds`; again, up to TRIES times, while the
-        stream was released too early."""
-        for _ in range(TRIES):
-            released = self.released
-            result = run()
-            if self.released == released:
-                break
-        return result
+        return None, self.microseconds()
 
     def time(self, call):
         """Run call() between two events."""
-        if len(self.events) % (2 * WINDOW) == 0:
-            self._wait()
-            self._launch(self.gpu, hold_kernel, 1, 1, (self.status, self.hold_ns))
-            self.gpu.check(self.driver.cuEventRecord(self._held, self.gpu.stream_handle))
+        now = time.perf_counter()
+        self._longest = max(self._longest, now - self._last)
+        if self._calls % WINDOW == 0:
+            self.gpu.synchronize()
+            self._hold()
+        elif self._is_free():
+            if self._longest < self.hold_ns / 2e9:  # for being slow, not for having waited for the GPU
+                self._hold_longer()
+            self._hold()
         self._record()
         result = call()
         self._record()
+        if self._is_free():
+            self.late.add(len(self.events) // 2 - 1)
+            self._hold_longer()
+            self._longest = math.inf  # that was it
+        self._calls += 1
+        self._last = time.perf_counter()
         return result
+
+    def _hold(self):
+        """Block the stream until `hold_ns` from now."""
+        self._launch(self.gpu, hold_kernel, 1, 1, (self.status, self.hold_ns))
+        self.gpu.check(self.driver.cuEventRecord(self._held, self.gpu.stream_handle))
+        self._calls, self._longest = 0, 0.0
+
+    def _hold_longer(self):
+        self.hold_ns = min(2 * self.hold_ns, LONGEST_HOLD_NS)
+
+    def _is_free(self):
+        """Whether the stream is no longer blocked."""
+        return int(self.driver.cuEventQuery(self._held)[0]) == 0
 
     def _record(self):
         self.events.append(self.gpu.check(self.driver.cuEventCreate(0)))
         self.gpu.check(self.driver.cuEventRecord(self.events[-1], self.gpu.stream_handle))
 
-    def _wait(self):
-        """Wait for what is launched; if the stream was released too early, block it longer from now on."""
-        if self.events and int(self.driver.cuEventQuery(self._held)[0]) == 0:
-            self.hold_ns = min(2 * self.hold_ns, LONGEST_HOLD_NS)
-            self.released += 1
-        self.gpu.synchronize()
-
     def microseconds(self):
-        """Of each call timed; forgets them."""
-        self._wait()
-        check, driver, events = self.gpu.check, self.driver, self.events
+        """Of each call timed, NaN where the stream came free meanwhile; forgets them."""
+        self.gpu.synchronize()
+        check, driver, events, late = self.gpu.check, self.driver, self.events, self.late
         times = [1e3 * float(check(driver.cuEventElapsedTime(a, b)))
                  for a, b in zip(events[::2], events[1::2], strict=True)]
         for event in events:
             check(driver.cuEventDestroy(event))
-        self.events = []
-        return [max(us - self.overhead_us, 0.0) for us in times]
+        self.events, self.late, self._calls = [], set(), 0
+        return [math.nan if number in late else max(us - self.overhead_us, 0.0) for number, us in enumerate(times)]
 
 
 class HostClock:
@@ -138,6 +152,21 @@ class NoClock:
     def microseconds(self):
         times, self.count = [0.0] * self.count, 0
         return times
+
+
+def times_of(run, repeats):
+    """(what the last run returned, [median µs of each call], how many calls have no time, which counts as 0).
+
+    run: times calls, always the same, and returns (something, their µs); runs `repeats` times, and up to TRIES times
+    more for calls of which no run has a time
+    """
+    runs = []
+    while len(runs) < repeats or len(runs) < repeats + TRIES and any(
+            all(map(math.isnan, same)) for same in zip(*runs, strict=True)):
+        result, times = run()
+        runs.append(times)
+    found = [[us for us in same if not math.isnan(us)] for same in zip(*runs, strict=True)]
+    return result, [statistics.median(times) if times else 0.0 for times in found], found.count([])
 
 
 def profiler_is_there():

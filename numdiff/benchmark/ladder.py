@@ -33,7 +33,7 @@ from ..errors import NumdiffError, TooManyElementsError, UsageError
 from ..kernels.versions import CEILED, at_most
 from ..training.compiling import aside, compiling
 from .clocks import Clock, HostClock
-from .profile import Profile, run_watched
+from .profile import Profile, run_timed
 from .step import NumdiffStep, summary
 
 # The techniques, as the highest version of each operation; what is absent is free. Softmax and the norms begin with a
@@ -228,11 +228,7 @@ def watched(step, precision):
     """The `Profile` of one step that is launched kernel by kernel."""
     backend = step.backend
     clock = None if backend is None else Clock(backend) if hasattr(backend, "capture") else HostClock()
-    if isinstance(clock, Clock):
-        run_watched(step, clock)  # once for one-time work
-        launches, spans = clock.undisturbed(lambda: run_watched(step, clock))
-    else:
-        launches, spans = run_watched(step, clock)
+    launches, spans, _ = run_timed(step, clock, warmup=isinstance(clock, Clock))
     return Profile(launches, spans, "", 0.0, False, Roof(None), precision, step.trainer.flops_per_step)
 
 

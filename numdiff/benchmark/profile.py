@@ -21,7 +21,8 @@ from ..device.roof import Roof
 from ..errors import NumdiffError
 from ..files import write_text
 from ..progress_bar import progress_bar
-from .clocks import Clock, HostClock, NoClock, profiler_is_there, replayed
+from ..settings import counted
+from .clocks import Clock, HostClock, NoClock, profiler_is_there, replayed, times_of
 from .costs import arrays_in, cost_of, roof_of
 from .memory import memory_of
 from .watch import Layers, watching_launches, watching_operations
@@ -53,6 +54,21 @@ class Span:
     flops: int | None = None
     nested_moved: int = 0
     nested_flops: int = 0
+
+
+def run_timed(step, clock, repeats=1, warmup=1):
+    """([Launch], [Span], how many launches could not be timed) of eager runs of a step: medians."""
+    if warmup:
+        run_watched(step, clock)  # once for one-time work, and to adjust the clock
+
+    def run():
+        found = run_watched(step, clock)
+        return found, [launch.us for launch in found[0]]
+
+    (launches, spans), times, missing = times_of(run, repeats)
+    for launch, us in zip(launches, times, strict=True):
+        launch.us = us
+    return launches, spans, missing
 
 
 def run_watched(step, clock):
@@ -272,18 +288,11 @@ def measure(options, repeats, steps, warmup, inside, show):
             replay_us = found[1]
     if replay_us is None:
         timer = None if backend is None else HostClock() if emulated else Clock(backend)
-        if warmup:
-            run_watched(step, timer)  # once for one-time work, and to adjust the clock
-            if isinstance(timer, Clock):
-                timer.released = 0
-        runs = [run_watched(step, timer) for _ in range(repeats)]
-        launches, spans = runs[-1]
-        for same in zip(*(run[0] for run in runs), strict=True):
-            same[-1].us = statistics.median(launch.us for launch in same)
+        launches, spans, missing = run_timed(step, timer, repeats, warmup)
         how = "by the host's clock"
         if isinstance(timer, Clock):
             how = f"each by itself, between events, whose {timer.overhead_us:.1f} µs are taken off"
-            how += f"; {timer.released} times the host was late, so some times are too long" if timer.released else ""
+            how += f"; without {counted(missing, 'kernel')}, for which the host was late" * (missing > 0)
             how += f" (not inside the graph: {fault})" if fault else ""
     return Profile(launches, spans, getattr(backend, "device_name", "cpu (NumPy)"),
                    1e3 * statistics.median(times), step.step.capture, Roof(backend), options.precision,
