@@ -159,7 +159,7 @@ def test_nan_and_infinity_stay_what_they_are():
     packed, rounded = np.zeros(2, np.uint32), np.zeros(4, np.uint32)
     launch(convert_kernel, 2, x, packed, np.zeros(4, np.float32), rounded, np.zeros(4, np.float32))
     assert list(packed.view(np.uint16)) == [0x7FFF, 0x7C00, 0xFC00, 0x7FFF]
-    assert list(rounded) == [0x7FFFFFFF, 0x7F800000, 0xFF800000, 0x7FFFFFFF]
+    assert list(rounded) == [0x7FC00000, 0x7F800000, 0xFF800000, 0x7FC00000]
 
 
 @cuda.jit

@@ -77,7 +77,7 @@ def round_tf32(typingctx, x):
 @twin(round_tf32)
 def _round_tf32(machine, x):
     if not math.isfinite(x):
-        return UInt32(0x7FFFFFFF) if x != x else word_of_float(x)
+        return UInt32(0x7FC00000) if x != x else word_of_float(x)  # NaN as an H100 has it
     return UInt32(word_of_float(x) + 0x1000 & 0xFFFFE000)  # half of the last bit that is kept
 
 
