@@ -48,7 +48,8 @@ MODELS |= {f"LightningDiT-{letter}/{p}": {**size, "patch_size": p, **LIGHTNING} 
            for p in (1, 2)}
 MODELS |= {"DiT-Tiny": {"depth": 6, "hidden_size": 192, "num_heads": 6, "patch_size": 4},  # numdiff's own, for laptops
            "LightningDiT-Tiny/2": {"depth": 6, "hidden_size": 128, "num_heads": 4, "patch_size": 2, **LIGHTNING,
-                                   "qk_norm": True}}
+                                   "qk_norm": True},
+           "LightningDiT-Small/4": {**SIZES["S"], "patch_size": 4, **LIGHTNING, "qk_norm": True, "shift": False}}
 FREQUENCIES = 256  # channels of the timestep's sinusoids, whatever the model's width
 EPS = 1e-6  # of every norm
 NORMS, MLPS, ATTENTIONS = ("layer", "rms"), ("gelu", "swiglu"), ("full", "sla")

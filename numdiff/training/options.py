@@ -182,8 +182,8 @@ def resolve(given, capability=None):
 def _of_preset(kind, preset, given):
     """{setting: value} of a preset that suits what was given.
 
-    Its path is left out where a path is given, or what only whole timesteps have; a loss is of its prediction, log σ's
-    mean and deviation of its way to draw t, and a learning rate of its optimiser.
+    Its path is left out where a path is given, or what only whole timesteps have, and v is predicted instead of a flow;
+    a loss is of its prediction, log σ's mean and deviation of its way to draw t, a learning rate of its optimiser.
     """
     values = dict(kind.presets[preset])
     if values.get("path", "discrete") != "discrete":
@@ -192,6 +192,8 @@ def _of_preset(kind, preset, given):
         if whole or given.get("learn_sigma", kind.learns_sigma(sizes)):
             for name in PATH:
                 values.pop(name, None)
+            if values["prediction"] in ("flow", "edm"):  # of its path alone
+                values["prediction"] = "v"
     if given.get("prediction", values.get("prediction")) != values.get("prediction"):
         values.pop("loss", None)
     if given.get("time_sampling", "logit-normal") != "logit-normal":

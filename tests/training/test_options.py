@@ -64,7 +64,17 @@ def test_a_dit_of_emoji_has_classes_and_other_data_have_their_own():
     mine = resolve_cpu(model="dit", data="mine.h5")
     assert (mine.classes, mine.flip, mine.class_cond) == (None, False, True)  # latents do not mirror
     large = resolve_cpu(model="dit", preset="small64")
-    assert (large.classes, large.learn_sigma, large.hidden_size, large.patch_size) == (None, True, 384, 4)
+    assert (large.classes, large.learn_sigma, large.hidden_size, large.patch_size) == (None, False, 384, 4)
+    assert (large.path, large.prediction, large.qk_norm, large.shift) == ("linear", "flow", True, False)
+
+
+@pytest.mark.parametrize("given", [{"architecture": "DiT-S/4"}, {"path": "discrete"}, {"learn_sigma": True},
+                                   {"schedule": "linear"}, {"min_snr_gamma": 5.0}])
+def test_what_only_whole_timesteps_have_leaves_the_path_of_a_preset(given):
+    options = resolve_cpu(model="dit", preset="small64", **given)
+    assert (options.path, options.prediction, options.loss) == ("discrete", "v", None)
+    assert options.learn_sigma == (given.keys() <= {"architecture", "learn_sigma"})
+    assert options.qk_norm == ("architecture" not in given)
 
 
 def test_a_lightningdit_has_its_block_and_each_part_of_it_can_be_chosen():

@@ -8,7 +8,7 @@ from .kind import ModelKind
 
 ARCHITECTURES = (*(f"DiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)),
                  *(f"LightningDiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (1, 2)),
-                 "DiT-Tiny", "LightningDiT-Tiny/2")
+                 "DiT-Tiny", "LightningDiT-Tiny/2", "LightningDiT-Small/4")
 MEASURED = ("architecture", "num_classes", "attention", "sla_topk")  # that bench and profile have
 BLOCK = ("norm", "qk_norm", "rope", "mlp", "shift")  # settings of the block
 MAX_POSITION_BYTES = 32 << 20  # of the positions, which are not in a file, or as many as its weights
@@ -17,7 +17,7 @@ MAX_POSITION_BYTES = 32 << 20  # of the positions, which are not in a file, or a
 class DiTSettings:
     architecture: str = setting("DiT-B/4",
         "Depth, width, patch size and block by name: DiT-S, -B, -L or -XL with /2, /4 or /8, LightningDiT-S, -B, -L or "
-        "-XL with /1 or /2, DiT-Tiny, or LightningDiT-Tiny/2.", unit="NAME", choices=ARCHITECTURES)
+        "-XL with /1 or /2, or numdiff's own: DiT-Tiny, LightningDiT-Tiny/2 or LightningDiT-Small/4.", unit="NAME", choices=ARCHITECTURES)
     patch_size: int | None = setting(None, "Side of a token in pixels.  [default: by --model]", unit="PX", low=1,
         high=4096, model=SAME)
     hidden_size: int | None = setting(None, "Channels of a token.  [default: by --model]", unit="N", low=4,
@@ -33,7 +33,7 @@ class DiTSettings:
         "LightningDiT]", choices=("layer", "rms"), model=SAME)
     qk_norm: bool | None = setting(None,
         "Normalise each head's queries and keys by RMSNorm with a weight, which bounds what attention sees.  "
-        "[default: no, but for LightningDiT-Tiny]", model=SAME)
+        "[default: no, but for LightningDiT-Tiny and -Small]", model=SAME)
     rope: bool | None = setting(None,
         "Rotate queries and keys by their token's row and column (rotary embedding).  [default: no for a DiT, yes for "
         "a LightningDiT]", model=SAME)
@@ -42,7 +42,7 @@ class DiTSettings:
         choices=("gelu", "swiglu"), model=SAME)
     shift: bool | None = setting(None,
         "Let the conditioning shift what the blocks normalise, as well as scale it; LightningDiT's wo_shift is "
-        "--no-shift.  [default: yes]", model=SAME)
+        "--no-shift.  [default: yes, but for LightningDiT-Small]", model=SAME)
     attention: str = setting("full",
         "Attention of each token to all others, or sparse-linear attention, sla, for images of many tokens: exact to "
         "the blocks of 64 tokens that matter most, linear to the rest.", choices=("full", "sla"), model=SAME)
@@ -64,12 +64,12 @@ PRESETS = {
         "ema_halflife": 1600.0, "sample_every": 575, "sample_count": 24, "sampler": "dpm++2m", "sample_steps": 20,
         "cfg_scale": 1.5, "checkpoint_every": 200, "log_every": 20,
     },
-    # DiT-S/4 on 64×64 pixels with a learned variance as in the paper, but for a minute on one GPU: it predicts v
-    # under a cosine schedule, Muon updates its matrices, and the learning rate is twenty times as high and falls to
-    # zero. Its grids are drawn with a little guidance. For one GPU with 8 GB or more.
+    # As wide and deep as DiT-S/4, on 64×64 pixels, with the block of today and flow matching, for a minute on one GPU:
+    # Muon updates its matrices, and the learning rate is twenty times as high as DiT's and falls to zero. Its grids are
+    # drawn with a little guidance. --model DiT-S/4 is the DiT of the paper: whole timesteps, v, a learned variance.
     "small64": {
-        "architecture": "DiT-S/4", "image_size": 64, "class_cond": True, "schedule": "cosine", "prediction": "v",
-        "batch": 64, "steps": 8000, "optimizer": "muon", "learning_rate": 2e-3, "warmup_steps": 200,
+        "architecture": "LightningDiT-Small/4", "image_size": 64, "class_cond": True, "schedule": "cosine",
+        "prediction": "flow", "path": "linear", "batch": 64, "steps": 8000, "optimizer": "muon", "learning_rate": 2e-3, "warmup_steps": 200,
         "lr_schedule": "cosine", "beta2": 0.99,
         "ema_halflife": 20000.0, "sample_every": 2000, "sample_count": 63, "sampler": "dpm++2m", "sample_steps": 20,
         "cfg_scale": 1.5, "checkpoint_every": 2000, "log_every": 200,
@@ -91,7 +91,7 @@ HELP = {
     numdiff train dit                                            on emoji
     numdiff train dit --data photos.h5 --model DiT-S/4 --flip    on images of your own and their classes
     numdiff train dit --data latents.h5 --model DiT-B/2          on latents: float images (N, H, W, C)
-    numdiff train dit --norm rms --qk-norm --rope --mlp swiglu   LightningDiT's block, which tiny has, or parts of it
+    numdiff train dit --model DiT-B/4 --norm rms --rope          parts of LightningDiT's block, which the presets have
     numdiff train dit --model DiT-XL/2 --size 32 --channels 4 --classes 1000 --dry-run
     """,
     "compile": """The kernels of `numdiff train dit` with the same options: training step and pictures.
