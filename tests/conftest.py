@@ -35,6 +35,8 @@ from tests.kernels import covered
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
 NEEDS = {  # what a test may need: (whether it is there, how to get it)
     "gpu": (lambda: not why_no_gpu(), "an NVIDIA GPU"),
+    "gpus": (lambda: device_module.gpu_count() > 1, "two NVIDIA GPUs"),
+    "nccl": (lambda: importlib.util.find_spec("nccl"), "nccl4py: pip install -e '.[nccl]'"),
     "torch": (lambda: importlib.util.find_spec("torch"), "PyTorch: pip install torch"),
     "mpi": (lambda: importlib.util.find_spec("mpi4py") and MPIEXEC, "mpi4py and mpiexec: pip install -e '.[mpi]'"),
     "hosts": (lambda: has("mpi") and can_make_hosts(MPIEXEC), "network namespaces (root, ip and unshare) and MPICH"),

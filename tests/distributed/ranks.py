@@ -161,6 +161,11 @@ def mpi_steps(folder):
     steps(folder, "cuda", "mpi")
 
 
+def nccl_steps(folder):
+    """The same on GPUs, one a rank, joined by NCCL."""
+    steps(folder, "cuda", "nccl")
+
+
 def over_hosts(folder):
     """Sums of two hosts' sums, by MPI between them, whose order is that of the hosts. What `peer` does within a host is
     done by MPI here, as there is no GPU."""

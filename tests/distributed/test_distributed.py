@@ -270,10 +270,10 @@ def test_the_command_trains_the_same_model_on_any_number_of_ranks(tmp_path, mode
 
 @needs("mpi")
 @needs("gpu")
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("transport", ["peer", "mpi"])
+@pytest.mark.parametrize("transport, count", [("peer", 2), ("peer", 4), ("mpi", 2), ("mpi", 4), pytest.param(
+    "nccl", 2, marks=needs("gpus", "nccl"))])
 def test_ranks_on_gpus_train_as_one(tmp_path, transport, count):
-    """The same of a GPU engine; on a machine with one GPU all ranks share it."""
+    """The same of a GPU engine; on a machine with one GPU all ranks share it, but NCCL's."""
     alone = make(device="cuda", model="small")
     expected = losses(alone, 8)
     alone.close()
