@@ -1,6 +1,6 @@
 """The sum of the gradients beside the backward pass (numdiff/distributed/overlap.py) and after it: bits, milliseconds.
 
-    mpiexec -n 2 python -m tests.distributed.benchmark_overlap         two GPUs, the UNet of unet.cu and the DiT's small64
+    mpiexec -n 2 python -m tests.distributed.benchmark_overlap         two GPUs, the UNet of unet.cu and the DiT small64
     mpiexec -n 2 python -m tests.distributed.benchmark_overlap --blocks 8,16 --groups 4,8 --shard-update yes
     mpiexec -n 4 python -m tests.distributed.benchmark_overlap --shard-update yes --by copies --architecture DiT-S/2
 

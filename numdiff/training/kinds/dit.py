@@ -17,7 +17,8 @@ MAX_POSITION_BYTES = 32 << 20  # of the positions, which are not in a file, or a
 class DiTSettings:
     architecture: str = setting("DiT-B/4",
         "Depth, width, patch size and block by name: DiT-S, -B, -L or -XL with /2, /4 or /8, LightningDiT-S, -B, -L or "
-        "-XL with /1 or /2, or numdiff's own: DiT-Tiny, LightningDiT-Tiny/2 or LightningDiT-Small/4.", unit="NAME", choices=ARCHITECTURES)
+        "-XL with /1 or /2, or numdiff's own: DiT-Tiny, LightningDiT-Tiny/2 or LightningDiT-Small/4.", unit="NAME",
+        choices=ARCHITECTURES)
     patch_size: int | None = setting(None, "Side of a token in pixels.  [default: by --model]", unit="PX", low=1,
         high=4096, model=SAME)
     hidden_size: int | None = setting(None, "Channels of a token.  [default: by --model]", unit="N", low=4,
@@ -69,8 +70,8 @@ PRESETS = {
     # drawn with a little guidance. --model DiT-S/4 is the DiT of the paper: whole timesteps, v, a learned variance.
     "small64": {
         "architecture": "LightningDiT-Small/4", "image_size": 64, "class_cond": True, "schedule": "cosine",
-        "prediction": "flow", "path": "linear", "batch": 64, "steps": 8000, "optimizer": "muon", "learning_rate": 2e-3, "warmup_steps": 200,
-        "lr_schedule": "cosine", "beta2": 0.99,
+        "prediction": "flow", "path": "linear", "batch": 64, "steps": 8000, "optimizer": "muon", "learning_rate": 2e-3,
+        "warmup_steps": 200, "lr_schedule": "cosine", "beta2": 0.99,
         "ema_halflife": 20000.0, "sample_every": 2000, "sample_count": 63, "sampler": "dpm++2m", "sample_steps": 20,
         "cfg_scale": 1.5, "checkpoint_every": 2000, "log_every": 200,
     },
