@@ -1252,11 +1252,17 @@ class Nccl:
         yield
 
 
-def test_nccl_is_called_as_it_wants(monkeypatch):
-    nccl = Nccl(3)
+def nccl_stands_in(monkeypatch, count):
+    """An `Nccl` of this many ranks in the place of nccl4py."""
+    nccl = Nccl(count)
     monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
     monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
     monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+    return nccl
+
+
+def test_nccl_is_called_as_it_wants(monkeypatch):
+    nccl_stands_in(monkeypatch, 3)
 
     def body(communicator, gradient):
         communicator.transport = "nccl"
@@ -1272,10 +1278,7 @@ def test_nccl_is_called_as_it_wants(monkeypatch):
 
 
 def test_nccl_serves_a_shared_update(monkeypatch):
-    nccl = Nccl(3)
-    monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
-    monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
-    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+    nccl_stands_in(monkeypatch, 3)
 
     def body(communicator, gradient):
         communicator.transport = "nccl"
@@ -1295,10 +1298,7 @@ def in_float8(gradient):
 
 @pytest.mark.parametrize("transport", ["peer", "nccl"])
 def test_the_largest_magnitudes_travel_with_the_loss(transport, monkeypatch):
-    nccl = Nccl(3)
-    monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
-    monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
-    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+    nccl_stands_in(monkeypatch, 3)
     largest = np.abs(np.random.default_rng(0).standard_normal((4, 3, 3))).astype(np.float32)  # step, tensor, rank
     largest[1, 0, 0], largest[2, 1, 2] = np.inf, np.nan
 
@@ -1324,10 +1324,7 @@ def test_the_largest_magnitudes_travel_with_the_loss(transport, monkeypatch):
 @pytest.mark.parametrize("name", ["peer", "nccl"])
 def test_weights_travel_in_16_bits(name, monkeypatch):
     """What a step has read in float32 arrives so, all else in the copy alone, until the masters are gathered."""
-    nccl = Nccl(3)
-    monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
-    monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
-    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+    nccl_stands_in(monkeypatch, 3)
     updated = np.random.default_rng(0).standard_normal(256).astype(np.float32)
 
     def body(communicator, gradient):

@@ -10,7 +10,7 @@ from numdiff.distributed import communicator, exchange, failures, nccl_exchange,
 from numdiff.errors import NumdiffError
 from numdiff.training.checkpoint import load_checkpoint, newest_checkpoint
 from tests.conftest import exhaustively, needs
-from tests.distributed.test_distributed import FakeGpu, Nccl, on_threads, run, task
+from tests.distributed.test_distributed import nccl_stands_in, on_threads, run, task
 from tests.distributed.watched import watched
 
 GO_ON = ("so the job ends; go on from its last checkpoint with --resume, on GPUs with another --transport if this "
@@ -38,10 +38,7 @@ def test_errors_of_nccl_are_said_like_those_of_mpi():
 
 
 def test_nccl_is_asked_for_errors_of_what_it_had_accepted(monkeypatch):
-    nccl = Nccl(2)
-    monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
-    monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
-    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+    nccl = nccl_stands_in(monkeypatch, 2)
 
     def body(ranks, gradient):
         ranks.transport = "nccl"
@@ -62,11 +59,7 @@ def test_nccl_is_asked_for_errors_of_what_it_had_accepted(monkeypatch):
 
 
 def test_what_fails_its_trial_is_not_asked_any_longer(monkeypatch):
-    nccl = Nccl(2)
-    nccl.result = 2
-    monkeypatch.setattr(nccl_exchange, "import_nccl", lambda: nccl)
-    monkeypatch.setattr(nccl_exchange, "NcclView", lambda array: array)
-    monkeypatch.setattr(FakeGpu, "stream_handle", "the stream", raising=False)
+    nccl_stands_in(monkeypatch, 2).result = 2
 
     def body(ranks, gradient):
         ranks.transport = "nccl"
