@@ -18,6 +18,7 @@ import numpy as np
 from ..device import DeviceArray, copy_into, empty, empty_like, synchronize, upload
 from ..device.roof import Roof
 from ..dtypes import is_half
+from ..emulator.values import leaves
 from ..errors import NumdiffError, UsageError, near_miss
 from ..kernels.conv2d import conv2d_input_gradient_cost
 from ..kernels.conv2d import launcher as conv2d
@@ -287,16 +288,19 @@ class Measured:
         return {name: array(value) for name, value in arguments.items()}
 
     def kernels(self, function, arguments, version):
-        """Names of the kernels that a call launches; raises what the call does where the version refuses it."""
-        names = []
+        """(name, grid, block, numbers) of each kernel that a call launches; raises what the call does where the version
+        refuses it. Versions may launch the same kernels with other numbers; numbers of 2**31 or more may be addresses.
+        """
+        launches = []
 
         def around(name, grid, block, call):
-            names.append((name, str(grid), str(block)))
+            numbers = [a for a in leaves(call.args) if isinstance(a, (int, np.integer)) and a < 2**31]
+            launches.append((name, str(grid), str(block), str(numbers)))
             return call()
 
         with watching_launches(self.backend, around):
             call_with(function, arguments, version)
-        return tuple(names)
+        return tuple(launches)
 
     def job(self, function, sets, version):
         """(a function that makes `calls` calls, the wait for them, calls)."""

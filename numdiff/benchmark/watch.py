@@ -61,7 +61,7 @@ def _wrapper(function, around):
 def watching_launches(backend, around):
     """Context: every launch, fill and copy of a device goes through `around(name, grid, block, call)`.
 
-    One may be within another: its calls go through both.
+    call: a `functools.partial`, whose `args` are the launch's. One may be within another: its calls go through both.
     """
     if backend is None:
         yield
@@ -70,12 +70,13 @@ def watching_launches(backend, around):
     outer = {name: vars(backend)[name] for name in ("launch", "fill", "copy") if name in vars(backend)}
 
     def watched_launch(kernel, grid, block, args, *more):
-        return around(kernel.py_func.__name__, grid, block, lambda: launch(kernel, grid, block, args, *more))
+        call = functools.partial(launch, kernel, grid, block, args, *more)
+        return around(kernel.py_func.__name__, grid, block, call)
 
     try:
         backend.launch = watched_launch
-        backend.fill = lambda array, byte: around("memset", 1, 1, lambda: fill(array, byte))
-        backend.copy = lambda source, target: around("memcpy", 1, 1, lambda: copy(source, target))
+        backend.fill = lambda array, byte: around("memset", 1, 1, functools.partial(fill, array, byte))
+        backend.copy = lambda source, target: around("memcpy", 1, 1, functools.partial(copy, source, target))
         yield
     finally:
         del backend.launch, backend.fill, backend.copy  # uncovers the class's own methods

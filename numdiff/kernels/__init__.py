@@ -1,4 +1,4 @@
-"""The operations, one file each; start reading at README.md of this folder."""
+"""The operations: a file each, or a folder with a rung a file. Start reading at README.md of this folder."""
 from .attention import attention_backward, attention_forward, flash_attention_backward, flash_attention_forward
 from .attention.sla import sla_backward, sla_forward
 from .bias import bias_add_backward, bias_add_forward, channel_add_backward, channel_add_forward

@@ -1,4 +1,4 @@
-"""Tensors and the tape: reverse-mode automatic differentiation in one page.
+"""Tensors and the tape: reverse-mode automatic differentiation in one file.
 
 A `Tensor` is an array (NumPy or device) and, if something wants its gradient, a `Slot` to collect it in. While a `Tape`
 is active every operation of `functional/` appends one record: the slot of its output, the slots of its inputs, and a

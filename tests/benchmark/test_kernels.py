@@ -4,9 +4,21 @@ import pytest
 import numdiff.device.emulator
 from numdiff import kernels as K
 from numdiff.benchmark.costs import bytes_of, cost_of
-from numdiff.benchmark.kernels import Array, Recorded, _merged, bench_kernels, record_calls, told_apart, versions_of
+from numdiff.benchmark.kernels import (
+    Array,
+    Measured,
+    Recorded,
+    _merged,
+    bench_call,
+    bench_kernels,
+    conv2d_input_gradient,
+    record_calls,
+    told_apart,
+    versions_of,
+)
 from numdiff.benchmark.step import NumdiffStep
 from numdiff.benchmark.watch import operations
+from numdiff.device.roof import Roof
 from numdiff.errors import UsageError
 from numdiff.kernels import conv2d
 from numdiff.kernels.conv2d.hopper import convolution as conv2d_hopper
@@ -126,3 +138,15 @@ def test_on_a_gpu(monkeypatch):
     assert all(row["roof"] > 0 and row["bound"] in ("memory", "arithmetic") for row in rows)
     chosen = list(bench_kernels(options, ("gate_adaln",), chosen=True))
     assert all("*" in row["version"] for row in chosen)
+
+
+@pytest.mark.parametrize("versions", [None, (5, 6)])
+@pytest.mark.parametrize("function", [K.conv2d_forward, conv2d_input_gradient])
+def test_only_the_launchers_version_is_starred(function, versions):
+    """Versions 5 and 6 of a convolution launch the same kernels with other numbers."""
+    x, weight = Array((1, 8, 8, 64), np.dtype(np.float16)), Array((64, 3, 3, 64), np.dtype(np.float16), place=1)
+    arguments = {"x": x, "weight": weight} if function is K.conv2d_forward else {
+        "dy": x, "weight": weight, "x": Array(x.shape, x.dtype, place=2), "stride": 1}
+    gpu = FakeGpu()
+    rows = bench_call(Recorded(function, arguments, 1, 1, True), Measured(gpu), Roof(gpu), "fp16", versions=versions)
+    assert [row["version"] for row in rows][-2:] == ["v5", "v6*"]

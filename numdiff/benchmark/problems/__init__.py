@@ -82,11 +82,13 @@ def bench_files(backend, operations=(), echo=print):
     compile_ahead(keys, backend.cache, echo)
     measured, roof = Measured(backend), Roof(backend)
     for problem in found:
+        backend.tf32 = problem.precision == "tf32"  # the launcher then chooses among the kernels of tf32
         try:
             for row in bench_call(problem.call, measured, roof, problem.precision, versions=problem.versions):
                 yield {"problem": problem.name, **row}
         except Exception as fault:  # the failure of one problem must not hide the others
             warnings.warn(f"{problem.name} failed: {type(fault).__name__}: {fault}", stacklevel=2)
+    backend.tf32 = False
 
 
 def problems_named(operations):

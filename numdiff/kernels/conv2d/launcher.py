@@ -26,7 +26,7 @@ MEASURED
         v3*      264 µs  36.6 TFLOP/s   55 % of arithmetic   1.46 × v2   107 % of cuDNN
         v7       316 µs  30.6 TFLOP/s   46 % of arithmetic   0.84 × v3    90 % of cuDNN
     conv2d_forward, 32×64×64×64, 64×3×3×64, tf32
-        v4      73.9 µs   131 TFLOP/s   26 % of arithmetic    85 % of cuDNN
+        v4*     73.9 µs   131 TFLOP/s   26 % of arithmetic    85 % of cuDNN
     conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float32
         v2       380 µs  25.4 TFLOP/s   38 % of arithmetic    82 % of cuDNN
         v3*      270 µs  35.9 TFLOP/s   54 % of arithmetic   1.41 × v2   115 % of cuDNN
@@ -38,12 +38,11 @@ MEASURED
     conv2d_forward, 32×64×64×64, 64×3×3×64, float16
         v1    19,270 µs  0.50 TFLOP/s    0 % of arithmetic     0 % of cuDNN
         v4      73.9 µs   131 TFLOP/s   13 % of arithmetic    261 × v1    39 % of cuDNN
-        v5*     21.1 µs   459 TFLOP/s   46 % of arithmetic   3.51 × v4   138 % of cuDNN
-        v6      21.0 µs   459 TFLOP/s   46 % of arithmetic   1.00 × v5   138 % of cuDNN
+        v6*     21.0 µs   459 TFLOP/s   46 % of arithmetic   3.52 × v4   138 % of cuDNN
     conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float16
         v1     7,967 µs  1.21 TFLOP/s    0 % of arithmetic     0 % of cuDNN
         v4      77.6 µs   124 TFLOP/s   13 % of arithmetic    103 × v1    39 % of cuDNN
-        v5*     23.9 µs   404 TFLOP/s   41 % of arithmetic   3.25 × v4   128 % of cuDNN
+        v5      23.9 µs   404 TFLOP/s   41 % of arithmetic   3.25 × v4   128 % of cuDNN
         v6*     21.1 µs   459 TFLOP/s   46 % of arithmetic   1.14 × v5   145 % of cuDNN
     conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float16
         v1    49,797 µs  0.19 TFLOP/s    0 % of arithmetic     0 % of cuDNN

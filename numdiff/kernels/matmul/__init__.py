@@ -29,7 +29,7 @@ MEASURED
         v3     1,762 µs  9.75 TFLOP/s   15 % of arithmetic   1.60 × v2    19 % of cuBLAS
         v4*      391 µs  44.0 TFLOP/s   66 % of arithmetic   4.51 × v3    88 % of cuBLAS
     matmul_forward, 8192×8192, 8192×8192, tf32
-        v5     7,354 µs   150 TFLOP/s   30 % of arithmetic    39 % of cuBLAS
+        v5*    7,354 µs   150 TFLOP/s   30 % of arithmetic    39 % of cuBLAS
     matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
         v5     3,859 µs   285 TFLOP/s   29 % of arithmetic    43 % of cuBLAS
         v6*    1,651 µs   666 TFLOP/s   67 % of arithmetic   2.34 × v5   100 % of cuBLAS

@@ -15,7 +15,7 @@ VERSIONS
        sums the partials in the same way and takes the root.
     v2 vectorised: the same, with four elements by one 16-byte load and four running sums, so that no addition waits for
        the last.
-    Of pieces: v2 with a block a piece, whose elements follow each other. Not measured on a GPU yet.
+    Of pieces: v2 with a block a piece, whose elements follow each other.
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     global_norm, 20494272, float32

@@ -12,7 +12,7 @@ VERSIONS
 MEASURED
     NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
     conv2d_weight_gradient, 32×32×32×128, 32×32×32×128, float16 (1 × 1 taps)
-        v5*     27.5 µs      615 GB/s   15 % of memory    32 % of cuDNN
+        v5      27.5 µs      615 GB/s   15 % of memory    32 % of cuDNN
         v6*     27.6 µs      613 GB/s   15 % of memory   1.00 × v5    32 % of cuDNN
 WHO DOES WHAT  (512 threads: four warpgroups)
     warp 0 asks for boxes of dy and x           one stage for each group of 128 or 256 pixels
