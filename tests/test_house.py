@@ -12,8 +12,8 @@ import numdiff
 
 ROOT = pathlib.Path(numdiff.__file__).resolve().parent
 CLI = ROOT.parent / "cli"
-GROUND = ("archives", "arguments", "dtypes", "errors", "files", "float8", "hdf5", "option_names", "outputs", "plots",
-          "progress", "progress_bar", "schema", "settings", "signals", "unpickle")
+GROUND = ("archives", "arguments", "children", "dtypes", "errors", "files", "float8", "hdf5", "option_names", "outputs",
+          "plots", "progress", "progress_bar", "schema", "settings", "signals", "unpickle")
 # From the top down; what stands in one line does not import each other.
 FLOORS = (("cli",), ("numdiff",), ("benchmark", "evaluation"), ("training",), ("distributed",), ("data", "diffusion"),
           ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)
@@ -111,6 +111,14 @@ def test_numba_is_named_where_it_was():
     assert {name: sorted(found - NUMBA.get(name, set())) for name, found in named.items()} == dict.fromkeys(named, [])
     assert [name for name, found in named.items() if "numba.cuda" in found] == ["device/gpu.py"]
     assert NUMBA.keys() == named.keys()  # whoever no longer does is no longer listed
+
+
+def test_only_children_starts_python():
+    """…where each process is isolated from the current folder; forks import nothing again."""
+    starts = re.compile(r"sys\.executable|get_context|multiprocessing\.(Process|Pool)|ProcessPool|os\.(exec|spawn|"
+                        r"system|popen|posix_spawn)|runpy|set_executable")
+    assert [name for name, path in files().items() if starts.search(path.read_text(encoding="utf-8"))] == [
+        "numdiff.children"]
 
 
 def test_every_folder_is_installed():

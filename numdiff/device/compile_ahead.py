@@ -13,15 +13,14 @@ import os
 import pathlib
 import queue
 import subprocess
-import sys
 import threading
 
+from ..children import python_command
 from .cpu import cores
 from .kernel_cache import remove_unfinished
 
 MEMORY = 1 << 30  # bytes allowed for a process; it takes 0.6 GiB after all of numdiff's kernels
-START = ("import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from numdiff.device.compile_worker import main; "
-         "main(*sys.argv[1:])")  # with this process's sys.path, so that both import the same files
+START = "from numdiff.device.compile_worker import main; main(*sys.argv[1:])"
 ATTEMPTS = 2  # attempts at a kernel: a process may be killed for reasons of its own
 # Seconds of the slowest on one core of 2024, by parts of their modules' names: all others take less than one
 SLOW = {"conv2d.hopper": 5.0, "attention.backward": 4.5, "conv2d.tf32": 4.0, "attention.": 3.0,
@@ -81,9 +80,7 @@ class CompileAhead:
             self._waiting.clear()
             self.faults = dict.fromkeys(self.wanted, f"no folder for it can be written ({error.strerror})")
             return
-        package = str(pathlib.Path(__file__).resolve().parents[2])
-        self._command = [sys.executable, "-c", START, str(self._folder), json.dumps(cache.capability),
-                         json.dumps(sorted(on or ())), json.dumps([*sys.path, package])]
+        self._command = python_command(START, self._folder, json.dumps(cache.capability), json.dumps(sorted(on or ())))
         self.workers = workers or worker_count(len(self.wanted), on)
         for _ in range(self.workers):
             threading.Thread(target=self._drive, name="numdiff compiling", daemon=True).start()

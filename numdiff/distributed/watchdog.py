@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 
+from ..children import script_command
 from ..progress import progress
 from ..signals import deferred_signals
 
@@ -412,9 +413,8 @@ def start_guard(limit, interrupted=False):
         with contextlib.suppress(OSError, AttributeError):  # AttributeError: on Windows
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: until it is ready for one
             try:
-                guard = subprocess.Popen(
-                    [sys.executable, "-I", "-S", pathlib.Path(__file__).with_name("start_guard.py"), str(os.getpid()),
-                     str(limit)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+                guard = subprocess.Popen(script_command(pathlib.Path(__file__).with_name("start_guard.py"), os.getpid(),
+                                                        limit), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             held.callback(guard.wait)

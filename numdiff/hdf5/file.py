@@ -6,12 +6,12 @@ import math
 import os
 import struct
 import subprocess
-import sys
 
 import h5py
 import numpy as np
 from h5py import h5a, h5g, h5l, h5o, h5s, h5t
 
+from ..children import python_command
 from ..files import Refused, open_regular, read_at
 from .array import DAMAGE, Array, damaged
 from .attributes import MAX_STRING_BYTES, MAX_STRINGS, heap_objects, raw_attribute
@@ -169,7 +169,7 @@ class File:
                 "print(json.dumps(names))\n")
         handle = self.raw.fileno()
         try:
-            done = subprocess.run([sys.executable, "-c", code, str(handle), name], pass_fds=[handle], timeout=5,
+            done = subprocess.run(python_command(code, handle, name), pass_fds=[handle], timeout=5,
                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
             return json.loads(done.stdout)
         except (subprocess.SubprocessError, ValueError):

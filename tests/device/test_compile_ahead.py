@@ -20,7 +20,7 @@ KEYS = [Key("numdiff.kernels.reduce", f"kernel{n}", ("float32[1]",)) for n in ra
 # What a process of these tests does in place of numdiff's: a kernel's name says what happens to it
 STAND_IN = '''
 import importlib.util, json, os, pathlib, signal, sys, time
-where = os.path.join(json.loads(sys.argv.pop())[-1], "numdiff", "device", "kernel_cache.py")
+where = os.path.join(sys.modules["numdiff"].__path__[0], "device", "kernel_cache.py")
 spec = importlib.util.spec_from_file_location("numdiff.device.kernel_cache", where)  # without all of numdiff.device
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
@@ -111,7 +111,7 @@ def test_a_killed_process(cache, stand_in):
 
 
 def test_no_process_can_be_started(cache, monkeypatch):
-    monkeypatch.setattr(module.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr("numdiff.children.sys.executable", "/nowhere/python")
     assert CompileAhead(KEYS[:1], cache).finish() == {KEYS[0]: "its process was ended: none could be started, 2 times"}
 
 
