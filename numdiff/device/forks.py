@@ -11,12 +11,19 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
+import time
 import warnings
 
 from .cpu import WORKER, as_worker
 from .gpu import is_open
+
+STOPPED = 2.0  # seconds that a process may be stopped, as by kill -STOP, before it is given up
+PATIENCE, TIMES = 30.0, 10  # seconds, and times the time of the share here, that another share may take longer
+TRANSFER = 5  # seconds for which an argument or a result may stay where it is
 
 _open = set()  # this process's ends of the connections to all that it has forked, by whichever `Forks`
 
@@ -54,6 +61,7 @@ class Forks:
                 finally:
                     os._exit(0)
             theirs.close()
+            limit_transfers(ours)
             self.processes.append((ours, process))
             _open.add(ours)
 
@@ -62,33 +70,69 @@ class Forks:
 
     def results(self, shares):
         """[function(*share) for share in shares]: the first here, each other in a process. What a process cannot do,
-        because it was killed or the function failed in it, is done here."""
-        asked = [_sent(connection, share) for (connection, _), share in zip(self.processes, shares[1:], strict=False)]
+        because it was killed or stopped or the function failed in it, is done here."""
+        asked = [self._send(*process, share) for process, share in zip(self.processes, shares[1:], strict=False)]
+        started = time.monotonic()
         with as_worker():  # the other cores have the other shares
             found = [self.function(*shares[0])]
+        limit = time.monotonic() + PATIENCE + TIMES * (time.monotonic() - started)
         for k, share in enumerate(shares[1:]):
-            answer = None
-            if k < len(asked) and asked[k]:
-                with contextlib.suppress(EOFError, OSError):
-                    answer = self.processes[k][0].recv()
+            answer = self._answer_of(*self.processes[k], limit) if k < len(asked) and asked[k] else None
             found.append(self.function(*share) if answer is None else answer)
         return found
+
+    def _send(self, connection, process, share):
+        """Whether the process has received a share; one that does not is killed."""
+        try:
+            connection.send(share)
+        except OSError:  # it is gone, or stopped
+            kill(process)
+            return False
+        return True
+
+    def _answer_of(self, connection, process, limit):
+        """A process's result; None where it is gone, or was stopped or stuck and is killed."""
+        stopped_since = None
+        try:
+            while not connection.poll(0.2):
+                now = time.monotonic()
+                stopped_since = (stopped_since or now) if is_stopped(process) else None
+                if now > limit or stopped_since and now - stopped_since > STOPPED:
+                    raise TimeoutError
+            return connection.recv()
+        except (EOFError, OSError):
+            kill(process)
+            return None
 
     def close(self):
         for connection, process in self.processes:
             connection.close()
             _open.discard(connection)
+            kill(process)  # it has nothing to save, and may be stopped
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process, 0)
         self.processes = []
 
 
-def _sent(connection, share):
-    try:
-        connection.send(share)
-    except OSError:  # its process is gone
-        return False
-    return True
+def kill(process):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def is_stopped(process):
+    """Whether a signal or a debugger has stopped a process."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
+def limit_transfers(connection):
+    """Let sending and receiving fail where nothing has moved for TRANSFER seconds, as a stopped process moves nothing.
+    """
+    with socket.socket(fileno=os.dup(connection.fileno())) as ours:
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", TRANSFER, 0))
 
 
 def _answer(connection, function):

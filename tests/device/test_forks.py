@@ -54,6 +54,33 @@ def test_a_killed_process_costs_nothing_but_time(forks):
     assert [x[0] for x in found] == [0, 1, 2] and found[1][-1] == os.getpid()
 
 
+@needs("proc")
+@pytest.mark.parametrize("elements", [3, 1 << 20])  # the second does not fit into a socket's buffer
+def test_a_stopped_process_costs_nothing_but_time(monkeypatch, elements):
+    monkeypatch.setattr("numdiff.device.forks.STOPPED", 0.3)
+    monkeypatch.setattr("numdiff.device.forks.TRANSFER", 1)
+    forks, shares = Forks(where, 2), [(np.full(elements, k), None) for k in range(3)]
+    os.kill(forks.processes[0][1], signal.SIGSTOP)
+    for _ in range(2):
+        found = forks.results(shares)
+        assert [x[0] for x in found] == [0, 1, 2] and found[1][-1] == os.getpid() != found[2][-1]
+    os.kill(forks.processes[1][1], signal.SIGSTOP)
+    forks.close()
+
+
+def test_a_stuck_process_costs_nothing_but_time(monkeypatch):
+    monkeypatch.setattr("numdiff.device.forks.PATIENCE", 0.3)
+    own = os.getpid()
+
+    def stays(x):
+        if os.getpid() != own:
+            time.sleep(600)
+        return x
+    forks = Forks(stays, 1)
+    assert forks.results([(1,), (2,)]) == [1, 2]
+    forks.close()
+
+
 def test_an_error_is_raised_here():
     def fails(x):
         raise ValueError(f"no {x}")
