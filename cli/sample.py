@@ -36,9 +36,11 @@ class Steps(click.ParamType):
         help="Images to make.")
 @option("What", "--seed", metavar="N", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True,
         help="Seed of the first image; image i has seed N + i, whatever the batch.")
+@option("What", "--skip", metavar="IMAGES", type=click.IntRange(0, 10**7), default=0, show_default=True,
+        help="Leave out the first of the --count images, as an interrupted command has made them.")
 @option("What", "--class", "class_name", metavar="CLASS", multiple=True,
-        help="Class of the images, by name (in any case) or index, for a model with classes; given several times, they "
-             "take turns.  [default: all in turn]")
+        help="Class of the images, for a model with classes: its name (in any case), else its index; given several "
+             "times, they take turns.  [default: all in turn]")
 @option("What", "--cfg-scale", metavar="SCALE", type=float,
         help="Classifier-free guidance, for a model with a null class: 0 ignores the class, 1 is no guidance, more "
              "exaggerates the class.  [default: as the run draws its own pictures, or would, without --schedule and "

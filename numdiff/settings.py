@@ -112,7 +112,7 @@ def settings_in(table):
 
 
 # The table ------------------------------------------------------------------------------------------------------------
-# What a resumed run may change is how long, how often and where. `steps` moves the end of a cosine schedule,
+# What a resumed run may change is how long, how often, how fast and where. `steps` moves the end of a cosine schedule,
 # `microbatch` and `precision` change how numbers are rounded; the dataset may have moved.
 
 
@@ -239,13 +239,14 @@ class Optimiser:
         trainer=SAME)
     muon_momentum: float = setting(0.95, "With --optimizer muon: decay of the matrices' mean gradient.", unit="M",
         low=0, below=1, trainer=SAME)
-    learning_rate: float = setting(1e-4, "Learning rate after the warm-up.", unit="RATE", above=0, trainer=SAME,
-        adamw=SAME)
+    learning_rate: float = setting(1e-4, "Learning rate after the warm-up.", unit="RATE", above=0, resume=True,
+        trainer=SAME, adamw=SAME)
     warmup_steps: int = setting(200, "Steps over which the learning rate rises.", unit="STEPS", low=0, high=MAX_COUNT,
         trainer=100, adamw=0)
     lr_schedule: str = setting("constant",
         "Learning rate after the warm-up: constant, or a cosine to 0 at the last step.",
-        choices=("constant", "cosine"), trainer=Argument(False, "cosine", lambda schedule: schedule == "cosine"),
+        choices=("constant", "cosine"), resume=True,
+        trainer=Argument(False, "cosine", lambda schedule: schedule == "cosine"),
         adamw=Argument(False, "cosine", lambda schedule: schedule == "cosine"))
     beta1: float = setting(0.9, "AdamW's decay of the mean gradient.", unit="B", low=0, below=1, trainer=SAME,
         adamw=SAME)

@@ -54,6 +54,9 @@ META = schema.record({}, {  # of the known keys; there may be others
     "index": INDEX, "step": schema.integer(0), "classes": schema.optional(CLASSES), "source": schema.text(1 << 12),
     "ema_std": schema.items(schema.number(0.005, 0.28), 64), "updates": schema.integer(0),  # post_hoc_ema.py
     "averaged": schema.record({"std": schema.number(), "error": schema.number(), "stored": schema.integer(0)}),
+    "split": schema.record({"ranks": schema.integer(1), "microbatch": schema.integer(1)}, {}, schema.anything),
+    "schedule": schema.record({"learning_rate": schema.number(0, 1e308), "warmup_steps": schema.integer(0),
+                               "steps": schema.integer(1), "lr_schedule": schema.text()}, {}, schema.anything),
     "seed": schema.optional(schema.integer(0)), "data": schema.optional(FINGERPRINT),
     "init": schema.optional(schema.record({"lines": schema.items(schema.text(1 << 16), 64)}, {}, schema.anything))},
     schema.anything)

@@ -4,10 +4,14 @@ A checkpoint holds buffers that another model, objective or order of classes wou
 is compared, and what differs is refused before anything is written.
 """
 import pathlib
+import shlex
+
+import numpy as np
 
 from ..data.fingerprint import difference, reordered
 from ..diffusion.process import make_diffusion
 from ..errors import NumdiffError, UsageError
+from ..kernels.optimizer.step_state import learning_rate_forward_reference
 from ..nn.module import same_index
 from ..settings import counted, say
 from . import kinds
@@ -17,6 +21,7 @@ from .kinds.weights import defaults_of
 from .model_files import check_model_meta
 from .options import load_options
 from .post_hoc_ema import set_aside_snapshots
+from .trainer import ranks_of, split_batch
 
 
 def of_resumed(options, communicator):
@@ -56,6 +61,60 @@ def prepare_resumed(options, run_dir, step):
     options.save(pathlib.Path(run_dir) / "options.json")
     set_aside_later(run_dir, step)
     set_aside_snapshots(run_dir, step)
+
+
+def check_split(options, communicator):
+    """Refuse a number of ranks that cannot share the batch of a run that goes on."""
+    split_batch(options.batch, options.microbatch, fixed=True,
+                **ranks_of(communicator, of_resumed(options, communicator).shard_update, options.device == "cuda"))
+
+
+def schedule_of(options):
+    """The settings that determine the learning rate of each step."""
+    return {name: getattr(options, name) for name in ("learning_rate", "warmup_steps", "steps", "lr_schedule")}
+
+
+def say_new_rate(then, options, step, checkpoint):
+    """A line where the learning rate jumps at a resume, as --steps moves the end of a cosine; else None.
+
+    then: `schedule_of` the run before; options: with which it goes on; step: how many it has done; checkpoint: its path
+    """
+    now = schedule_of(options)
+    if step < 1 or then == now:
+        return None
+    last, following, expected = rate_at(then, step - 1), rate_at(now, step), rate_at(then, step)
+    if abs(following - expected) <= 0.01 * max(last, expected):
+        return None
+    text = f"goes from {last:.3g} in step {step:,} to {following:.3g} in step {step + 1:,}"
+    if {**then, "steps": 0} != {**now, "steps": 0}:  # this was asked for
+        return text
+    command = (f"numdiff train {options.model} --resume {shlex.quote(str(checkpoint))} --steps {now['steps']} "
+               f"--lr-schedule constant --lr {last:.4g}")
+    return (f"{text}, as the cosine now ends at step {now['steps']:,} instead of {then['steps']:,}; to keep {last:.4g}, "
+            f"stop this and go on with: {command}")
+
+
+def rate_at(schedule, step):
+    """The learning rate of a step, the first of which is 0."""
+    rate = np.zeros(1)
+    learning_rate_forward_reference(np.array([step]), rate, schedule["learning_rate"], schedule["warmup_steps"],
+                                    schedule["steps"], schedule["lr_schedule"] == "cosine")
+    return float(rate[0])
+
+
+def split_of(trainer):
+    """{"ranks", "microbatch"}: how the images of a step are split, which determines how sums are rounded."""
+    return {"ranks": trainer.communicator.size, "microbatch": trainer.step_function.microbatch}
+
+
+def say_new_split(then, now):
+    """A line where a run goes on with another split of its batch, else None; as `split_of` gives them, or None."""
+    if not then or then == now:
+        return None
+    was, is_now = (f"{counted(split['ranks'], 'rank')} in parts of {counted(split['microbatch'], 'image')}"
+                   for split in (then, now))
+    return (f"{is_now} now, {was} before: sums are rounded in another order, so that losses differ in their last "
+            "digits from those of a run that kept its split (3e-4 of the loss was measured)")
 
 
 def check_same_options(meta, options, dataset, path):

@@ -55,7 +55,7 @@ from .checkpoint import (
 )
 from .compiling import compiling
 from .initial import check_dataset, forget, start_of
-from .options import TrainOptions
+from .options import TrainOptions, load_options
 from .plan import plan_run
 from .post_hoc_ema import save_snapshot, snapshot_every
 from .precision import SCALES_LOSS
@@ -66,9 +66,14 @@ from .resume import (
     check_same_model,
     check_same_options,
     check_same_training,
+    check_split,
     load_checkpoint_on_first,
     of_resumed,
     prepare_resumed,
+    say_new_rate,
+    say_new_split,
+    schedule_of,
+    split_of,
     why_no_step,
 )
 from .run_folder import create_run, find_resume, lock_run, sample_path
@@ -109,6 +114,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
                                 "--new-data": new_data, "the version of numdiff": __version__})
     state = None
     if resume is not None:
+        check_split(options, communicator)
         run_dir, checkpoint = communicator.first(find_resume, resume, options.outdir, echo)
         with doing("reading the checkpoint"):
             state, meta = load_checkpoint_on_first(communicator, checkpoint)
@@ -148,6 +154,11 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
         if not unfinished and not (trainer.step == options.steps
                                    and communicator.first(lacks_pictures, options, model, run_dir)):
             raise NumdiffError(communicator.first(why_no_step, run_dir, trainer.step, options.steps))
+        if line := say_new_split(meta.get("split"), split_of(trainer)):
+            echo(f"ranks     {line}")
+        then = meta.get("schedule") or schedule_of(communicator.first(load_options, run_dir))
+        if unfinished and (line := say_new_rate(then, options, trainer.step, checkpoint)):
+            echo(f"rate      {line}")
         echo(f"run       {run_dir}, resumed after step {trainer.step} of {options.steps}"
              f"{'' if unfinished else ', for its pictures'}")
     with contextlib.ExitStack() as held:
@@ -227,7 +238,8 @@ def checkpoint_meta(trainer, options):
     model = trainer.model
     return {"model": model.kind, "model_options": model.options, "index": model.parameters.index,
             "diffusion": trainer.diffusion.options, "step": trainer.step, "classes": trainer.dataset.classes,
-            "data": trainer.fingerprint, "seed": trainer.seed, "init": trainer.origin,
+            "data": trainer.fingerprint, "seed": trainer.seed, "init": trainer.origin, "split": split_of(trainer),
+            "schedule": schedule_of(options),
             **told_by(options),
             **({"ema_std": list(stds)} if (stds := trainer.settings["ema_std"]) else {})}
 

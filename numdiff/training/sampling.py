@@ -3,6 +3,7 @@ import itertools
 import os
 import sys
 import time
+import unicodedata
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.learned_steps import read_schedule
 from ..diffusion.pictures import as_in_training, in_place_of
-from ..diffusion.sampling import to_uint8
+from ..diffusion.sampling import class_labels, to_uint8
 from ..distributed.communicator import connect
 from ..distributed.failures import AgreedError
 from ..distributed.together import make_together, stop_signals
@@ -32,17 +33,19 @@ from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_f
 SHOWN = 256  # images on a grid, at most: few programs open a larger picture
 ANIMATED = 64  # images of an animation, at most
 FRAMES = 40  # of an animation
+SHOWN_CLASSES = 12  # that a line names
 
 
 def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, class_name=None, batch=16, grid=None,
                    npz=None, animation=None, frames=None, inpaint=None, mask=None, device="auto", weights=None,
                    outdir="runs", columns=None, precision="auto", guide_with=None, ema_std=None, schedule=None,
-                   progress=False, echo=print, **more):
+                   skip=0, progress=False, echo=print, **more):
     """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W, C).
 
     run: run folder, its number in `outdir`, "auto" for the newest, a checkpoint, or a file or folder of weights that
         `numdiff convert` reads or writes without further options
     class_name: a class by name or index, or a list of them taken in turn; None takes all classes in turn
+    skip: how many of the `count` images to leave out, the first ones, as an interrupted call has made them
     grid: picture of the first 256 images; None: samples.png, unless there is an npz or an animation
     npz: all images as an array, for evaluation; animation: the denoising, at `frames` (40) of its steps, .gif, .png,
         .apng
@@ -67,7 +70,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         _check_alone(frames, animation, columns, grid, inpaint, more)
         communicator.check_options({"RUN": str(run), "--class": class_name, **{flag(name): value for name, value in {
             "count": count, "steps": steps, "sampler": sampler, "eta": eta, "seed": seed, "batch": batch, "grid": grid,
-            "npz": npz, "animation": animation, "inpaint": inpaint, "mask": mask, "device": device, "weights": weights,
+            "skip": skip, "npz": npz, "animation": animation, "inpaint": inpaint, "mask": mask, "device": device, "weights": weights,
             "outdir": outdir, "precision": precision, "guide_with": guide_with and str(guide_with),
             "schedule": schedule and str(schedule), "ema_std": ema_std, **more}.items()}})
         if animation and communicator.size > 1:
@@ -104,10 +107,12 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
             (checkpoint, download(model.parameters.data)), (inpaint, more.get("known")), (mask, more.get("mask")),
             (guide, download(more["guide"].parameters.data) if guide else None))
             if communicator.size > 1 and array is not None})  # each rank has read it itself, maybe from its own disk
-        labels = class_indices(class_name, model)
-        turn = model.num_classes if labels is None else len(labels)  # images after which the classes repeat
-        if labels is not None:  # several take turns, over the images or over the rows of slerp
-            labels = np.resize(np.repeat(labels, more.get("slerp") or 1), count)
+        chosen, row = class_indices(class_name, model), more.get("slerp") or 1
+        _check_skip(skip, count, row)
+        labels = class_labels(model, chosen if chosen is None else np.resize(np.repeat(chosen, row), count), count, row)
+        for line in say_classes(class_name, labels if labels is None else labels[skip:], model):
+            echo(line)
+        labels, count, seed = labels if labels is None else labels[skip:], count - skip, seed + skip // row
         replaced = in_place_of(model, sampler, steps, eta, more)
         sampler, steps = as_in_training(model, sampler, steps, eta, more)
         how = count, steps, sampler, eta, seed, labels, batch
@@ -117,7 +122,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         if not sampling.pixels and (grid or animation):
             raise UsageError(f"the model makes latents of {model.in_channels} channels, which are no picture: give "
                              "--npz FILE.npz alone, and decode what is in it.")
-        columns = columns or _columns(sampling, labels)
+        columns = columns or _columns(sampling, chosen)
         zoom = max(1, 128 // model.image_size) if model.image_size < 64 else 1
 
         shown = np.empty((min(count, SHOWN), *sampling.shape), sampling.dtype)
@@ -155,8 +160,9 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         written = ", ".join(paths)
         if number:
             held = made if npz else min(made, SHOWN if grid else ANIMATED)
-            rest = "" if sampling.slerp else (f"; the others are made with --seed {seed + held} --count {count - held}"
-                                              f"{classes_from(sampling.labels, held, turn)}")
+            done = skip + held - held % row
+            names = "another file name" if len(paths) == 1 else "other file names"
+            rest = f"; the others are made by the same command with --skip {done}, and {names}" if done else ""
             hold = "holds" if len(paths) == 1 else "hold"
             where = f"which {written} {hold}" if held == made else f"of which {written} {hold} the first {held}"
             raise AgreedError(f"stopped after {made:,} of {count:,} images, {where}{rest}.", 128 + number)
@@ -223,17 +229,23 @@ def array_hash(array):
     return hash_of(np.ascontiguousarray(array).view(np.uint8)).hexdigest()[:12]
 
 
-def classes_from(labels, made, turn):
-    """The further options, in words, with which a command makes the images from number `made` on with the same classes.
+def say_classes(given, labels, model):
+    """Yields lines that say which classes the images have, by name and index, and how `given` was read.
 
-    turn: number of images after which the classes repeat
+    labels: class indices of the images; None: the model has no classes
     """
-    rest = () if labels is None else labels[made:made + turn]
-    if np.array_equal(rest, () if labels is None else labels[:len(rest)]):
-        return ""
-    if turn > 32:
-        return f", with a --class for each of them, from {rest[0]} on"
-    return "".join(f" --class {label}" for label in rest)
+    if labels is None:
+        return
+    names = model.meta.get("classes") or []
+    for value in dict.fromkeys(map(str, listed(given))):
+        index = _class_index(value, names, model.num_classes)
+        if index < len(names) and normal(names[index]) != normal(value):
+            yield f"note      --class {value} is no name of a class, and is read as an index: {names[index]!r}"
+    counts = {int(index): 1 for index in labels}
+    shown = [f"{names[index]!r} (index {index})" if index < len(names) else f"index {index}"
+             for index in list(counts)[:SHOWN_CLASSES]]
+    more = f" … ({len(counts):,} classes)" if len(counts) > SHOWN_CLASSES else ""
+    yield f"classes   {', '.join(shown)}{more}{', in turn' if len(counts) > 1 else ''}"
 
 
 def weights_used(checkpoint, weights, model):
@@ -273,23 +285,36 @@ def load_by_options(*arguments):
 
 
 def class_indices(y, model):
-    """Indices of classes given by name, in upper or lower case, or by index; a `UsageError` lists the model's
+    """Indices of classes given by name, in upper or lower case, else by index; a `UsageError` lists the model's
     classes."""
     if y is None or (isinstance(y, (list, tuple)) and not y):
         return None
     if model.num_classes is None:
         raise UsageError("this model was trained without classes: leave --class out.")
     names = model.meta.get("classes") or []
-    return [_class_index(value, names, model.num_classes) for value in
-            ([y] if isinstance(y, (str, int, np.integer)) else y)]
+    return [_class_index(value, names, model.num_classes) for value in listed(y)]
+
+
+def listed(y):
+    """The values of `class_name`, which may be one or several."""
+    return [] if y is None else [y] if isinstance(y, (str, int, np.integer)) else y
+
+
+def normal(name):
+    """A name in the form in which names are compared: composed, in lower case."""
+    return unicodedata.normalize("NFC", str(name)).casefold()
 
 
 def _class_index(value, names, count):
-    folded = [name.casefold() for name in names]
-    if str(value) in names:
-        return names.index(str(value))
-    if str(value).casefold() in folded:
-        return folded.index(str(value).casefold())
+    """The index of the class of exactly this name, else of this name in another case, else the index itself."""
+    for same in (str, lambda name: unicodedata.normalize("NFC", str(name)), normal):
+        found = [k for k, name in enumerate(names) if same(name) == same(value)]
+        if len(found) > 1:
+            which = " or ".join(f"{names[k]!r} (index {k})" for k in found[:4])
+            how = "its index" if len({names[k] for k in found}) == 1 else "its exact name"
+            raise UsageError(f"--class {printable(value, 60)} may be {which}: give {how}.")
+        if found:
+            return found[0]
     if str(value).isdecimal() and len(str(value)) < 19 and int(value) < count:
         return int(value)
     listed = ", ".join(map(repr, names[:12])) + (" …" if len(names) > 12 else "") + " or " if names else ""
@@ -312,6 +337,15 @@ def _check_names(grid, npz, animation):
     for option, path, endings in (("--grid", grid, (".png",)), ("--npz", npz, (".npz",)),
                                   ("--animation", animation, ANIMATIONS)):
         check_ending(option, path, *endings)
+
+
+def _check_skip(skip, count, row):
+    """row: images of a row of slerp, else 1."""
+    if not 0 <= skip < count:
+        raise UsageError(f"--skip {skip} leaves none of the {counted(count, 'image')} of --count: give a smaller one."
+                         if skip > 0 else f"--skip {skip} must be at least 0.")
+    if skip % row:
+        raise UsageError(f"--skip {skip} must leave whole rows of --slerp {row}: give {skip - skip % row}.")
 
 
 def _check_alone(frames, animation, columns, grid, inpaint, more):

@@ -3,6 +3,7 @@
 `run.py` puts a run folder, reports, pictures and checkpoints around it.
 """
 import functools
+import itertools
 import math
 import numbers
 import os
@@ -26,7 +27,7 @@ from ..nn.model import Model
 from ..nn.optimizer import OF_PRECISION, PATIENCE, LossScale, matrices_in
 from ..nn.partition import Partition
 from ..progress import progress
-from ..settings import complete, shared, takes
+from ..settings import COMMON, complete, shared, takes
 from .compiling import compile_for, plan_of, planned_rank
 from .initial import start_from
 from .memory import room_of, say_what_fits
@@ -112,7 +113,8 @@ class Trainer:
         if s.ema_decay is not None and s.ema_halflife:
             raise UsageError("ema_decay and ema_halflife exclude each other: give one of them.")
         self.communicator = communicator or current()
-        part, microbatch = split_batch(s.batch, s.microbatch, self.communicator.size)
+        part, microbatch = split_batch(s.batch, s.microbatch, **ranks_of(self.communicator, s.shard_update,
+                                                                         model.backend is not None))
         shape = (model.image_size, model.image_size, model.in_channels)
         if tuple(dataset.shape[1:]) != shape:
             raise UsageError("the dataset's images are {}×{}×{}, and the model takes {}×{}×{}: open the dataset with "
@@ -398,14 +400,56 @@ def shares_update(setting, communicator, backend, optimizer):
         backend is None or communicator.hosts == 1 and optimizer == "adamw"))
 
 
-def split_batch(batch, microbatch, ranks):
-    """(images a step of each rank, images of a forward pass); a `UsageError` where they do not divide evenly."""
+def split_batch(batch, microbatch, ranks, fixed=False, least=1, most=math.inf):
+    """(images a step of each rank, images of a forward pass); a `UsageError` where they do not divide evenly.
+
+    fixed: the batch is that of a run that goes on, so that only another number of ranks is advised
+    least, most: numbers of ranks that this run can have otherwise
+    """
     if batch % ranks:
-        near = " or ".join(str(b) for b in (batch // ranks * ranks, -(-batch // ranks) * ranks) if b)
-        raise UsageError(f"--batch {batch} cannot be shared evenly by {ranks} ranks; use {near}.")
+        fitting = [count for count in ranks_for(batch, microbatch, ranks) if least <= count <= most]
+        near = [] if fixed else batches_for(batch, microbatch, ranks)
+        remedies = [f"start {either(fitting)} rank{'s' * (fitting != [1])}"] if fitting else []
+        remedies += [f"use --batch {either(near)}"] if near else []
+        raise UsageError(f"{'the run has ' * fixed}--batch {batch}, which {ranks} ranks cannot share evenly: "
+                         f"{', or '.join(remedies)}.")
     part = batch // ranks
     microbatch = min(microbatch or part, part)  # what fits in one rank's memory fits in every rank's
     if part % microbatch:
         whose = f"each rank's {part} images of --batch {batch} are" if ranks > 1 else f"--batch {batch} is"
-        raise UsageError(f"{whose} not divisible by --microbatch {microbatch}.")
+        fits = max(m for m in range(1, microbatch) if part % m == 0)
+        raise UsageError(f"{whose} not divisible by --microbatch {microbatch}: use {fits}.")
     return part, microbatch
+
+
+def ranks_of(communicator, shard_update, on_gpus):
+    """{argument of `split_batch`: value}: the ranks that there are, and what limits their number."""
+    return {"ranks": communicator.size, "least": 2 if shard_update == "yes" else 1,
+            "most": communicator.size if on_gpus else math.inf}
+
+
+def fits_ranks(batch, microbatch, ranks):
+    """Whether `split_batch`, and the check of the options before it, accept them."""
+    part = batch // ranks
+    return not (batch % ranks or microbatch and (batch % microbatch or part % min(microbatch, part)))
+
+
+def ranks_for(batch, microbatch, ranks):
+    """Numbers of ranks near `ranks` that can share a batch: up to two below it, and the next above it."""
+    below = [count for count in range(1, min(ranks, batch + 1)) if fits_ranks(batch, microbatch, count)]
+    above = (count for count in range(ranks + 1, batch + 1) if fits_ranks(batch, microbatch, count))
+    return [*below[-2:], *itertools.islice(above, 1)]
+
+
+def batches_for(batch, microbatch, ranks):
+    """The nearest batches, below and above, that so many ranks can share."""
+    step = math.lcm(ranks, microbatch or 1)
+    ways = range(batch - 1, max(0, batch - 1 - step * ranks), -1), range(batch + 1, batch + 1 + step * ranks)
+    found = [next((other for other in way if fits_ranks(other, microbatch, ranks)), None) for way in ways]
+    return [other for other in found if other and other <= COMMON["batch"].high]
+
+
+def either(numbers):
+    """1, 2 or 4."""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last

@@ -535,12 +535,30 @@ def test_nccl_asked_for_and_not_installed(monkeypatch):
 
 def test_the_batch_is_split():
     assert split_batch(32, None, 4) == (8, 8) and split_batch(32, 16, 4) == (8, 8) and split_batch(32, 2, 4) == (8, 2)
-    with pytest.raises(UsageError, match="cannot be shared evenly by 4 ranks; use 4.$"):
-        split_batch(2, None, 4)
-    with pytest.raises(UsageError, match="each rank's 8 images of --batch 32 are not divisible by --microbatch 3"):
+    with pytest.raises(UsageError, match="each rank's 8 images of --batch 32 are not divisible by --microbatch 3: "
+                                         "use 2.$"):
         split_batch(32, 3, 4)
-    with pytest.raises(UsageError, match="^--batch 32 is not divisible by --microbatch 3"):
+    with pytest.raises(UsageError, match="^--batch 32 is not divisible by --microbatch 3: use 2.$"):
         split_batch(32, 3, 1)
+
+
+@pytest.mark.parametrize("batch, microbatch, ranks, more, says", [
+    (4, None, 3, {"fixed": True}, "the run has --batch 4, which 3 ranks cannot share evenly: start 1, 2 or 4 ranks."),
+    (4, None, 3, {}, "--batch 4, which 3 ranks cannot share evenly: start 1, 2 or 4 ranks, or use --batch 3 or 6."),
+    (2, None, 4, {}, "--batch 2, which 4 ranks cannot share evenly: start 1 or 2 ranks, or use --batch 4."),
+    (20, 4, 3, {}, "--batch 20, which 3 ranks cannot share evenly: start 1 or 5 ranks, or use --batch 12 or 24."),
+    (1, None, 2, {"fixed": True}, "the run has --batch 1, which 2 ranks cannot share evenly: start 1 rank."),
+    (5, None, 3, {"least": 2, "most": 3}, "--batch 5, which 3 ranks cannot share evenly: use --batch 3 or 6."),
+])
+def test_what_is_advised_for_a_batch_that_is_not_split_evenly(batch, microbatch, ranks, more, says):
+    with pytest.raises(UsageError) as error:
+        split_batch(batch, microbatch, ranks, **more)
+    assert str(error.value) == says
+    words = says.partition(": ")[2]
+    for count in map(int, re.findall(r"[0-9]+", words.partition("--batch")[0])):
+        split_batch(batch, microbatch, count)
+    for other in map(int, re.findall(r"[0-9]+", words.partition("--batch")[2])):
+        split_batch(other, microbatch, ranks)
 
 
 def test_a_command_prints_on_rank_0_alone(monkeypatch, capsys):

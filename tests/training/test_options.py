@@ -313,7 +313,7 @@ def test_resume_changes_what_it_may():
     longer = resolve_resumed(saved, {"steps": 20, "keep": 5, "batch": saved.batch, "data": None})
     assert (longer.steps, longer.keep, longer.batch, longer.warmup_steps) == (20, 5, saved.batch, saved.warmup_steps)
     assert saved.steps == 10
-    for given in ({"batch": 3}, {"learning_rate": 1.0}, {"channel_mult": [1, 2]}, {"seed": 3}, {"preset": "unet64"}):
+    for given in ({"batch": 3}, {"beta1": 0.5}, {"channel_mult": [1, 2]}, {"seed": 3}, {"preset": "unet64"}):
         with pytest.raises(UsageError, match="does not fit the run, which was started with"):
             resolve_resumed(saved, given)
     with pytest.raises(UsageError, match="^--no-flip does not fit the run, which was started with --flip; leave"):

@@ -204,6 +204,39 @@ def test_a_run_goes_on_with_its_own_data_or_with_other_on_purpose(tmp_path):
         run(tmp_path / "runs", 8, resume=str(folder), data=files["turned"], **few)
 
 
+def test_a_learning_rate_that_jumps_at_a_resume_is_said_and_can_be_kept(tmp_path):
+    """…as where --steps moves the end of a cosine."""
+    cosine = {"lr_schedule": "cosine", "warmup_steps": 0, "learning_rate": 1e-3, "sample_count": 0}
+    folder, _ = run(tmp_path, 6, **cosine)
+    last = records(folder)[-1]["learning_rate"]
+    _, lines = run(tmp_path, 12, resume=str(folder), **cosine)
+    line, = (line for line in lines if line.startswith("rate "))
+    assert (f"rate      goes from {last:.3g} in step 6 to 0.0005 in step 7, as the cosine now ends at step 12 instead of "
+            f"6; to keep {last:.4g}, stop this and go on with: ") in line
+    command = shlex.split(line.partition("go on with: ")[2])
+    assert command[:3] == ["numdiff", "train", "unet"] and command[4].endswith("checkpoint-00000006.h5")
+    result = CliRunner().invoke(main, command[1:])
+    assert result.exit_code == 0, result.output
+    assert f"rate      goes from {last:.3g} in step 6 to {last:.3g}" not in result.output  # as it does not jump
+    rates = [record["learning_rate"] for record in records(folder)]
+    np.testing.assert_allclose(rates[3:], last, rtol=1e-3)
+    _, lines = run(tmp_path, 14, resume=str(folder), **{**cosine, "lr_schedule": "constant", "learning_rate": 0.01})
+    assert [line for line in lines if line.startswith("rate ")] == [
+        f"rate      goes from {last:.3g} in step 12 to 0.01 in step 13"]
+    _, lines = run(tmp_path, 15, resume=str(folder), **{**cosine, "lr_schedule": "constant", "learning_rate": 0.01})
+    assert not any(line.startswith("rate ") for line in lines)
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_another_split_of_the_batch_is_said_at_a_resume(tmp_path):
+    folder, lines = run(tmp_path, 2, sample_count=0)
+    _, more = run(tmp_path, 3, resume=str(folder), sample_count=0)
+    assert not any("before: sums" in line for line in (*lines, *more))
+    _, lines = run(tmp_path, 4, resume=str(folder), sample_count=0, microbatch=2)
+    assert sum(line.startswith("ranks     1 rank in parts of 2 images now, 1 rank in parts of 4 images before: sums "
+                               "are rounded in another order") for line in lines) == 1
+
+
 def test_a_curve_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch):
     def fail(*_):
         raise plots.NoPlotsError("plots need matplotlib")

@@ -29,7 +29,7 @@ from numdiff.training.options import resolve
 from numdiff.training.precision import MEANING
 from numdiff.training.run_folder import create_run
 from numdiff.training.sample_files import Frames, SamplesFile, read_mask, read_picture
-from numdiff.training.sampling import class_indices, classes_from, find_model, sample_command
+from numdiff.training.sampling import class_indices, find_model, sample_command
 from numdiff_cli.main import main
 from numdiff_cli.sample import sample as sample_options
 from tests.conftest import MPIEXEC, exhaustive, exhaustively, needs
@@ -249,7 +249,7 @@ def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(Sampling, "batches", stopping)
     with pytest.raises(NumdiffError, match=r"stopped after 4 of 7 images, which .*b.png, .*a.npz hold; the others are "
-                                           "made with --seed 4 --count 3 --class 1 --class 2 --class 0.$") as stop:
+                                           "made by the same command with --skip 4, and other file names.$") as stop:
         sample_command(model_file, count=7, steps=2, batch=2, device="cpu", npz=tmp_path / "a.npz",
                        grid=tmp_path / "b.png")
     assert stop.value.exit_code == code and len(evaluations) == 6
@@ -259,7 +259,7 @@ def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, monkeypatch, 
     assert labels.tolist() == [0, 1, 2, 0] and record["count"] == 4
     assert zipfile.ZipFile(tmp_path / "a.npz").testzip() is None
     monkeypatch.setattr(Sampling, "batches", original)
-    sample_command(model_file, count=3, seed=4, class_name=[1, 2, 0], steps=2, device="cpu", npz=tmp_path / "rest.npz")
+    sample_command(model_file, count=7, skip=4, steps=2, batch=2, device="cpu", npz=tmp_path / "rest.npz")
     for name in range(2):
         np.testing.assert_array_equal(read_npz(tmp_path / "rest.npz")[name], read_npz(whole)[name][4:])
     (tmp_path / "rest.npz").unlink()
@@ -272,13 +272,36 @@ def test_what_was_made_before_a_stop_is_kept(model_file, tmp_path, monkeypatch, 
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_the_rest_of_the_images_has_its_classes():
-    """What a stop tells to be given for images 5 and on; nothing where they begin with the first class."""
-    labels = np.arange(12) % 3
-    assert classes_from(labels, 5, 3) == " --class 2 --class 0 --class 1"
-    assert classes_from(labels, 6, 3) == classes_from(None, 6, None) == ""
-    assert classes_from(labels, 11, 3) == " --class 2"
-    assert classes_from(np.arange(1000) % 100, 240, 100) == ", with a --class for each of them, from 40 on"
+@pytest.mark.parametrize("more", [{}, {"class_name": ["7", "birds"]}, {"slerp": 2, "class_name": "1"},
+                                  {"slerp": 2, "sampler": "dpm++2m"}])
+def test_the_rest_of_the_images_is_that_of_all(model_file, tmp_path, more):
+    """…in their classes and pixels, wherever a stop was."""
+    how = {"count": 6, "steps": 2, "batch": 4, "seed": 3, "device": "cpu", **more}
+    sample_command(model_file, npz=tmp_path / "whole.npz", **how)
+    sample_command(model_file, npz=tmp_path / "rest.npz", skip=2, **how)
+    for whole, rest in zip(read_npz(tmp_path / "whole.npz")[:2], read_npz(tmp_path / "rest.npz")[:2], strict=True):
+        np.testing.assert_array_equal(whole[2:], rest)
+
+
+@pytest.mark.parametrize("names, given, want, said", [
+    (["1", "2", "3", "4"], None, [0, 1, 2, 3, 0], ["classes   '1' (index 0), '2' (index 1), '3' (index 2), "
+                                                   "'4' (index 3), in turn"]),
+    (["1", "2", "3", "4"], "1", [0] * 5, ["classes   '1' (index 0)"]),
+    (["1", "2", "3", "4"], ("0", "4"), [0, 3, 0, 3, 0], [
+        "note      --class 0 is no name of a class, and is read as an index: '1'",
+        "classes   '1' (index 0), '4' (index 3), in turn"]),
+    ([], "3", [3] * 5, ["classes   index 3"]),
+    (["café", "b", "c", "d"], "CAFE\u0301", [0] * 5, ["classes   'café' (index 0)"]),
+    (["cafe\u0301", "b", "c", "d"], "café", [0] * 5, ["classes   'cafe\u0301' (index 0)"]),
+])
+def test_the_classes_that_are_made_are_said(tmp_path, names, given, want, said):
+    model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, num_classes=4,
+                 attention_resolutions=(), device="cpu")
+    write_model_file(tmp_path / "m.h5", model.options, model.arrays(), classes=names)
+    lines = []
+    sample_command(tmp_path / "m.h5", count=5, steps=1, class_name=given, device="cpu", npz=tmp_path / "a.npz",
+                   echo=lines.append)
+    assert lines[:-1] == said and read_npz(tmp_path / "a.npz")[1].tolist() == want
 
 
 @exhaustive
@@ -310,7 +333,7 @@ def test_ranks_make_the_images_of_one(model_file, tmp_path, count):
     assert run(model_file, *options[:-2], "--npz", tmp_path / "one.npz").exit_code == 0
     arguments = model_file, *options, "--npz", tmp_path / "all.npz", "--grid", tmp_path / "all.png"
     out = check_done(run_job(job(count, *main_of(forked()), "sample", *map(str, arguments))))
-    assert len(out.splitlines()) == 1 and "all.npz" in out
+    assert len(out.splitlines()) == 2 and "all.npz" in out
     for one, four in zip(read_npz(tmp_path / "one.npz"), read_npz(tmp_path / "all.npz"), strict=True):
         assert np.array_equal(one, four)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all.npz", "all.png", "one.npz"]
@@ -391,7 +414,15 @@ def test_classes_by_name_in_any_case_and_by_index(model_file):
     for wrong in ("fish", "3", "-1", "99999999999999999999", "²", "", 3):
         with pytest.raises(UsageError, match="the model has no class .* 'birds', '7' or an index from 0 to 2"):
             class_indices(wrong, model)
-    model.meta = {}
+    model.meta = {"classes": ["a", "A", "b", "b"]}
+    model.num_classes = 4
+    assert class_indices(("a", "A", "2"), model) == [0, 1, 2]
+    with pytest.raises(UsageError, match=r"--class b may be 'b' \(index 2\) or 'b' \(index 3\): give its index"):
+        class_indices("b", model)
+    model.meta = {"classes": ["CAT", "Cat"]}
+    with pytest.raises(UsageError, match="--class cat may be .*: give its exact name"):
+        class_indices("cat", model)
+    model.meta, model.num_classes = {}, 3
     with pytest.raises(UsageError, match="use an index from 0 to 2"):
         class_indices("birds", model)
     model.num_classes = None
@@ -416,6 +447,8 @@ BAD = [  # arguments, exit code, what the message says
     ("--sampler ddpm --variance learned", 2, "trained with --learn-sigma"),
     ("--spacing karras --time-shift 2", 2, "--time-shift 2 shifts the levels of --spacing time"),
     ("--weights raw --ema-std 0.1", 2, "--ema-std 0.1 is of averaged weights, and does not go with --weights raw"),
+    ("--skip 16", 2, "--skip 16 leaves none of the 16 images of --count"),
+    ("--slerp 4 --skip 3", 2, "--skip 3 must leave whole rows of --slerp 4: give 0"),
     ("--slerp 5", 2, ": --slerp needs whole rows"), ("--slerp 4 --sampler ddpm", 2, "adds no noise"),
     ("--sampler heun --s-churn 3 --s-tmin 5 --s-tmax 2", 2, "--s-tmin 5 is above --s-tmax 2"),
     ("--sampler heun --s-churn 3 --s-tmax 0.00001", 2, "--s-tmax 1e-05 leaves --s-churn none of the noise levels"),
@@ -463,8 +496,8 @@ def test_what_it_reads_is_not_replaced(model_file, tmp_path, monkeypatch, option
     assert (tmp_path / read).stat() == before
 
 
-@pytest.mark.parametrize("most, says", [(64, "which {} holds; the others are made with --seed 4 --count 3 "),
-                                        (3, "of which {} holds the first 3; the others are made with --seed 3 ")])
+@pytest.mark.parametrize("most, says", [(64, "which {} holds; the others are made by the same command with --skip 4, and another file name."),
+                                        (3, "of which {} holds the first 3; the others are made by the same command with --skip 3, ")])
 def test_a_stopped_animation_has_what_is_finished(model_file, tmp_path, monkeypatch, most, says):
     evaluations, original = [], Sampling.batches
 
