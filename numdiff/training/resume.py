@@ -83,15 +83,15 @@ def say_new_rate(then, options, step, checkpoint):
     if step < 1 or then == now:
         return None
     last, following, expected = rate_at(then, step - 1), rate_at(now, step), rate_at(then, step)
-    if abs(following - expected) <= 0.01 * max(last, expected):
+    if min(abs(following - expected), abs(following - last)) <= 0.01 * last:
         return None
     text = f"goes from {last:.3g} in step {step:,} to {following:.3g} in step {step + 1:,}"
     if {**then, "steps": 0} != {**now, "steps": 0}:  # this was asked for
         return text
     command = (f"numdiff train {options.model} --resume {shlex.quote(str(checkpoint))} --steps {now['steps']} "
                f"--lr-schedule constant --lr {last:.4g}")
-    return (f"{text}, as the cosine now ends at step {now['steps']:,} instead of {then['steps']:,}; to keep {last:.4g}, "
-            f"stop this and go on with: {command}")
+    return (f"{text}, as the cosine now ends at step {now['steps']:,} instead of {then['steps']:,}; to keep "
+            f"{last:.4g}, stop this and go on with: {command}")
 
 
 def rate_at(schedule, step):

@@ -70,8 +70,8 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         _check_alone(frames, animation, columns, grid, inpaint, more)
         communicator.check_options({"RUN": str(run), "--class": class_name, **{flag(name): value for name, value in {
             "count": count, "steps": steps, "sampler": sampler, "eta": eta, "seed": seed, "batch": batch, "grid": grid,
-            "skip": skip, "npz": npz, "animation": animation, "inpaint": inpaint, "mask": mask, "device": device, "weights": weights,
-            "outdir": outdir, "precision": precision, "guide_with": guide_with and str(guide_with),
+            "skip": skip, "npz": npz, "animation": animation, "inpaint": inpaint, "mask": mask, "device": device,
+            "weights": weights, "outdir": outdir, "precision": precision, "guide_with": guide_with and str(guide_with),
             "schedule": schedule and str(schedule), "ema_std": ema_std, **more}.items()}})
         if animation and communicator.size > 1:
             raise UsageError("--animation watches one process at work: leave mpiexec out, or --animation.")

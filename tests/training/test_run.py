@@ -211,13 +211,13 @@ def test_a_learning_rate_that_jumps_at_a_resume_is_said_and_can_be_kept(tmp_path
     last = records(folder)[-1]["learning_rate"]
     _, lines = run(tmp_path, 12, resume=str(folder), **cosine)
     line, = (line for line in lines if line.startswith("rate "))
-    assert (f"rate      goes from {last:.3g} in step 6 to 0.0005 in step 7, as the cosine now ends at step 12 instead of "
-            f"6; to keep {last:.4g}, stop this and go on with: ") in line
+    assert (f"rate      goes from {last:.3g} in step 6 to 0.0005 in step 7, as the cosine now ends at step 12 instead "
+            f"of 6; to keep {last:.4g}, stop this and go on with: ") in line
     command = shlex.split(line.partition("go on with: ")[2])
     assert command[:3] == ["numdiff", "train", "unet"] and command[4].endswith("checkpoint-00000006.h5")
     result = CliRunner().invoke(main, command[1:])
     assert result.exit_code == 0, result.output
-    assert f"rate      goes from {last:.3g} in step 6 to {last:.3g}" not in result.output  # as it does not jump
+    assert "rate  " not in result.output  # as it does not jump
     rates = [record["learning_rate"] for record in records(folder)]
     np.testing.assert_allclose(rates[3:], last, rtol=1e-3)
     _, lines = run(tmp_path, 14, resume=str(folder), **{**cosine, "lr_schedule": "constant", "learning_rate": 0.01})

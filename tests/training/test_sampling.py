@@ -496,8 +496,9 @@ def test_what_it_reads_is_not_replaced(model_file, tmp_path, monkeypatch, option
     assert (tmp_path / read).stat() == before
 
 
-@pytest.mark.parametrize("most, says", [(64, "which {} holds; the others are made by the same command with --skip 4, and another file name."),
-                                        (3, "of which {} holds the first 3; the others are made by the same command with --skip 3, ")])
+@pytest.mark.parametrize("most, says", [(64, "which {} holds; the others are made by the same command with --skip 4, "),
+                                        (3, "of which {} holds the first 3; the others are made by the same command "
+                                            "with --skip 3, and another file name.")])
 def test_a_stopped_animation_has_what_is_finished(model_file, tmp_path, monkeypatch, most, says):
     evaluations, original = [], Sampling.batches
 
