@@ -38,6 +38,7 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
     A version passes if it agrees with the float64 reference (to within 1e-5 in float32), gives the same bits in every
     run and thread order, and has no fault. The exit code is 1 if any version fails.
     """
+    from numdiff.device import get_backend
     from numdiff.errors import NumdiffError, UsageError
     from numdiff.kernels import check as checking
     from numdiff.outputs import check_outputs
@@ -53,9 +54,11 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
     check_outputs([("--trace", "the trace", trace_file)])
     shown = set()
     width = max(len(checking.Outcome(case, v).name) for case in cases for v in case.versions)
-    failed = count = 0
+    failed = lacking = count = 0
     for outcome in checking.check(operations, device, orders, seed, version, against):
         count += 1
+        if count == 1 and device == "cuda":
+            click.echo(f"on {get_backend(device).device_name}")
         said = f"error {outcome.error:.1e}" if device != "ptx" else "compiles"
         if against and outcome.passed:
             same, difference = checking.compare_devices(outcome.case, outcome.version, device, against)
@@ -64,6 +67,9 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
             said += " (fused multiply-adds)" if fused else ""
         if outcome.passed:
             click.echo(f"{outcome.name:{width}}  ok    {said}, {outcome.seconds:.1f} s")
+        elif outcome.lacking:
+            lacking += 1
+            click.echo(f"{outcome.name:{width}}  –     {outcome.fault}")
         else:
             failed += 1
             click.echo(f"{outcome.name:{width}}  FAILED  " + (
@@ -76,7 +82,8 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
         if trace_file and count == 1:
             checking.trace_of(outcome.case, outcome.version).save(trace_file)
             click.echo(f"{outcome.name}: timeline in {trace_file}")
-    click.echo(f"{count - failed} of {count} passed on {device}"
-               + (f", in {orders or 2} thread orders" if device == "emulator" else ""))
+    click.echo(f"{count - failed - lacking} of {count} passed on {device}"
+               + (f", in {orders or 2} thread orders" if device == "emulator" else "")
+               + (f"; {lacking} need another compute capability" if lacking else ""))
     if failed:
         raise NumdiffError(f"{failed} of {count} kernel versions did not pass; the report is above.")

@@ -40,13 +40,13 @@ def prose(page):
 
 
 def commands():
-    """[(page, command)] of the command lines, `mpiexec -n N` aside."""
+    """[(page, command)] of the command lines, without `mpiexec -n N` and variables of the environment."""
     found = []
     for page in PAGES:
         for block in blocks(page, "sh"):
             lines = [re.sub(r"(^|\s)#.*", "", line) for line in block.replace("\\\n", " ").splitlines()]
-            found += [(page, re.sub(r"^mpiexec -n \d+ ", "", c.strip())) for line in lines for c in line.split("&&")
-                      if c.strip()]
+            found += [(page, re.sub(r"^(mpiexec -n \d+|[A-Z_]+=\S+) ", "", c.strip()))
+                      for line in lines for c in line.split("&&") if c.strip()]
     return list(dict.fromkeys(found))
 
 

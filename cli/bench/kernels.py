@@ -46,6 +46,8 @@ def kernels(operations, of, chosen, shapes, versus, json, png, **given):
     last, rows = None, []
     for row in measured:
         rows.append(row)
+        if len(rows) == 1 and row["card"]:
+            click.echo(f"device       {row['card']}")
         if json:
             write_json(json, results_of(rows), "the rows")
         if row["operation"] != last:

@@ -26,7 +26,7 @@ class EmulatorDevice:
 
     def __init__(self, **options):
         self.machine = Emulator(**options)
-        self.capability = self.machine.cc
+        self.capability, self.shared_limit = self.machine.cc, self.machine.shared_limit
         self.launched = set()  # names of the kernels that have run
         self._turn = threading.Lock()  # it emulates one launch at a time
         self.vary_order = False  # whether each launch has a thread order of its own: tests set it

@@ -12,6 +12,7 @@ from numba import config, cuda
 
 from ..errors import NumdiffError, OutOfMemoryError
 from .arena import Arena
+from .capability import MINIMUM_CAPABILITY, acting_capability, dotted, shared_of
 from .compiler import DEPENDENT_LAUNCH
 from .cpu import prepare_cpu
 from .gpu_graphs import Graphs
@@ -19,8 +20,6 @@ from .gpu_launch import Launching
 from .gpu_shared import SharedArrays
 from .kernel_cache import KernelCache
 from .threads import PerThread
-
-MINIMUM_CAPABILITY = (7, 5)  # what CUDA 13's compiler still targets
 
 
 class Turn:
@@ -45,6 +44,8 @@ class Turn:
 class Gpu(Graphs, Launching, SharedArrays):
     """One GPU: its arena, its stream, its compiled kernels. Get it with `get_gpu()`. Any thread may use it.
 
+    capability: (major, minor) by which launchers choose, the card's own unless NUMDIFF_CAPABILITY names a lower one
+    shared_limit: bytes of shared memory that a block may have with that capability
     tf32: a switch of each thread, initially off. Where it is on, matrix products and convolutions of float32 arrays run
         on tensor cores (sm_80 and later, extents in fours) with operands rounded to tf32 (10 mantissa bits);
         accumulators and all else stay float32. It is read at each launch, so a captured graph keeps the setting it was
@@ -66,11 +67,16 @@ class Gpu(Graphs, Launching, SharedArrays):
         self.device.set_current()
         self.turn = Turn(self.device)
         cuda.select_device(index)
-        self.capability = tuple(self.device.compute_capability)
+        own = tuple(self.device.compute_capability)
         self.device_name = self.device.name
-        if self.capability < MINIMUM_CAPABILITY:
-            raise NumdiffError(f"{self.device_name} has compute capability {self.capability[0]}.{self.capability[1]}, "
-                               "numdiff needs 7.5 (Turing) or later; use --device cpu.")
+        if own < MINIMUM_CAPABILITY:
+            raise NumdiffError(f"{self.device_name} has compute capability {dotted(own)}, numdiff needs 7.5 (Turing) "
+                               "or later; use --device cpu.")
+        self.capability = acting_capability(own)
+        self.shared_limit = self.device.properties.max_shared_memory_per_block_optin
+        if self.capability != own:
+            self.device_name += f" as {dotted(self.capability)}"
+            self.shared_limit = min(self.shared_limit, shared_of(self.capability))
         self.stream = self.device.create_stream()
         self._target = self.stream  # where launches go: the stream, or a graph builder that records them
         self._handle = int(self.stream.handle)
@@ -84,10 +90,10 @@ class Gpu(Graphs, Launching, SharedArrays):
         self._opened = {}  # handle of another process's allocation -> where it is mapped here
         self._kernels = {}
         self._configs = {}
-        self.cache = KernelCache(self.capability)
+        self.cache = KernelCache(own)
         self.multiprocessors = self.device.properties.multiprocessor_count
         self.compiled = 0
-        lanes = 64 if self.capability in ((7, 5), (8, 0)) else 128  # float32 units of a multiprocessor
+        lanes = 64 if own in ((7, 5), (8, 0)) else 128  # float32 units of a multiprocessor
         self.peak_float32_flops = 2 * lanes * self.multiprocessors * self.device.properties.clock_rate * 1e3
 
     def __deepcopy__(self, memo):

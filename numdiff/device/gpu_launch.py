@@ -82,7 +82,7 @@ class Launching:
                 function = self._loaded(code)
         if function is None:
             with compiling():
-                code = compile_kernel(kernel, key.types, self.capability)
+                code = compile_kernel(kernel, key.types, self.cache.capability)
             if is_kept(key):
                 with contextlib.suppress(OSError):
                     self.cache.writable()
@@ -100,5 +100,5 @@ class Launching:
                                                              function.handle, device))
         self.check(self._driver.cuKernelSetAttribute(
             attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-            self.device.properties.max_shared_memory_per_block_optin - int(taken), function.handle, device))
+            self.shared_limit - int(taken), function.handle, device))
         return function

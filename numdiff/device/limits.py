@@ -15,8 +15,7 @@ MULTIPROCESSORS = 132  # of an H100: assumed where the backend has no number of 
 
 def shared_limit(array):
     """Bytes of shared memory that a block may have on the array's device; an H100's where it does not say."""
-    device = getattr(array.backend, "device", None)
-    return device.properties.max_shared_memory_per_block_optin if device else HOPPER_SHARED
+    return getattr(array.backend, "shared_limit", HOPPER_SHARED)
 
 
 def multiprocessors_of(array):

@@ -17,12 +17,21 @@ from .requires import check_supported
 
 
 class Card(NamedTuple):
-    """What launchers ask about a GPU. shared: bytes of shared memory that a block may have."""
+    """What launchers ask about a GPU.
+
+    shared_limit: bytes of shared memory that a block may have
+    own: the capability that kernels are compiled for, where NUMDIFF_CAPABILITY has launchers choose by another
+    """
 
     device_name: str
     capability: tuple
     multiprocessors: int
-    shared: int
+    shared_limit: int
+    own: tuple = ()
+
+    @property
+    def compiled_for(self):
+        return self.own or self.capability
 
 
 # Common cards, for planning without one: the first of a compute capability stands for all of it
@@ -37,8 +46,9 @@ CARDS = (Card("Tesla T4", (7, 5), 40, 64 << 10), Card("NVIDIA A100-SXM4-80GB", (
 
 def card_of(gpu):
     """The `Card` that a `Gpu` is."""
-    return Card(gpu.device_name, tuple(gpu.capability), gpu.multiprocessors,
-                gpu.device.properties.max_shared_memory_per_block_optin)
+    own = gpu.cache.capability
+    return Card(gpu.device_name, tuple(gpu.capability), gpu.multiprocessors, gpu.shared_limit,
+                own if own != gpu.capability else ())
 
 
 def cards_with(capability):
@@ -62,8 +72,7 @@ class Planned(PtxDevice):
 
     def __init__(self, card):
         super().__init__()
-        self.device_name, self.capability, self.multiprocessors = card[:3]
-        self.device = Device(card)
+        self.device_name, self.capability, self.multiprocessors, self.shared_limit = card[:4]
         self.kernels = {}
 
     def __reduce__(self):
@@ -75,14 +84,6 @@ class Planned(PtxDevice):
         key = key_of(kernel, args)
         if is_kept(key) and not getattr(kernel.py_func, "made_here", False):
             self.kernels[key] = None
-
-
-class Device:
-    """What a card's driver says about it."""
-
-    def __init__(self, card):
-        self.properties = self
-        self.max_shared_memory_per_block_optin = card.shared
 
 
 def collect(work, card):

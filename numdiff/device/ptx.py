@@ -15,6 +15,7 @@ from ..emulator.values import leaves
 from .array import DeviceArray
 from .bfloat16 import SUFFIX
 from .compiler import stand_in, type_of_word, word_of
+from .limits import HOPPER_SHARED
 from .requires import supports
 from .threads import PerThread
 
@@ -55,6 +56,7 @@ class PtxDevice:
     tf32 = PerThread(False)  # as in `Gpu`
     capability = (9, 0)
     multiprocessors = 132
+    shared_limit = HOPPER_SHARED
     compile = staticmethod(compile_for)
 
     def __init__(self):

@@ -20,6 +20,7 @@ class Measuring(PtxDevice):
     def __init__(self, gpu):
         super().__init__()
         self.capability, self.multiprocessors, self.device_name = gpu.capability, gpu.multiprocessors, gpu.device_name
+        self.shared_limit = gpu.shared_limit
         self.arena = None
 
     def allocate(self, nbytes):

@@ -173,8 +173,8 @@ def compile_for(model, plan, communicator=None, echo=aside):
 def begin(plan, cards, gpu, communicator):
     """[CompileAhead] for the cards of this host's ranks, which are mostly alike."""
     caches, found = {gpu.cache.capability: gpu.cache}, []
-    for capability in dict.fromkeys(card.capability for card in cards):
-        alike = dict.fromkeys(card for card in cards if card.capability == capability)
+    for capability in dict.fromkeys(card.compiled_for for card in cards):
+        alike = dict.fromkeys(card for card in cards if card.compiled_for == capability)
         keys = dict.fromkeys(key for card in alike for key in plan(card))
         cache = caches.get(capability) or type(gpu.cache)(capability)
         found.append(CompileAhead(keys, cache, on=communicator.host_cores))

@@ -87,7 +87,7 @@ def compile_run(given, capability=None, ranks=1, echo=print):
     else:
         dataset = build_dataset(options)
     keys = list(dict.fromkeys(key for card in cards for key in plan_run(options, dataset, card, PlannedRank(ranks))))
-    cache = KernelCache(cards[0].capability)
+    cache = KernelCache(cards[0].compiled_for)
     with contextlib.closing(CompileAhead(keys, cache, complain=refuse)) as compilation:
         faults = finish(compilation, echo)
     if faults:

@@ -1,5 +1,6 @@
 """Which arithmetic a run uses where none was chosen (`--precision auto`): only this file decides."""
 
+from ..device.capability import acting_capability
 from ..dtypes import half_of
 from ..errors import UsageError
 
@@ -60,8 +61,9 @@ def compute_in(model, name, promoted=True):
 
 
 def gpu_capability(index=0):
-    """(major, minor) of a GPU, asked of the driver without setting the card up: a rank of a job may use another one."""
+    """(major, minor) of a GPU, asked of the driver without setting the card up: a rank of a job may use another one.
+    What NUMDIFF_CAPABILITY names goes before it."""
     from cuda.bindings import driver
     device, known = driver.cuDeviceGet(index)[1], driver.CUdevice_attribute
     both = known.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, known.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
-    return tuple(int(driver.cuDeviceGetAttribute(attribute, device)[1]) for attribute in both)
+    return acting_capability([int(driver.cuDeviceGetAttribute(attribute, device)[1]) for attribute in both])

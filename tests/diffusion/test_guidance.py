@@ -224,7 +224,7 @@ def test_the_guide_counts_in_what_fits(rng):
     model, guide = dit("cpu", rng, image_size=16), small_unet("cpu", rng, image_size=16, model_channels=64)
 
     class Gpu:
-        capability, multiprocessors, device_name = (9, 0), 132, "a GPU"
+        capability, multiprocessors, device_name, shared_limit = (9, 0), 132, "a GPU", 227 << 10
 
     alone, guided = (bytes_for(Sampling(model, 500, 3, "euler", batch=500, **how),
                                measuring_twin(model, Measuring(Gpu)), 500) for how in ({}, {"guide": guide}))

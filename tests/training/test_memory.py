@@ -32,7 +32,7 @@ def trainer(device, batch, microbatch=None):
 class H100:
     """What a stand-in for a GPU is made of."""
 
-    device_name, capability, multiprocessors = CARDS[-5][:3]
+    device_name, capability, multiprocessors, shared_limit = CARDS[-5][:4]
 
 
 def kept_bytes(channels, depth, batch=8):

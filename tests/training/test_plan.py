@@ -8,7 +8,9 @@ import weakref
 import numpy as np
 import pytest
 
+from numdiff.device import empty
 from numdiff.device.kernel_cache import KernelCache, Key
+from numdiff.device.limits import shared_limit
 from numdiff.device.planned import CARDS, Planned, card_of, cards_with
 from numdiff.diffusion import Sampling
 from numdiff.distributed.communicator import Alone
@@ -177,10 +179,13 @@ def test_cards_differ():
 
 def test_a_card_is_read_off_the_gpu():
     class Gpu:
-        device_name, capability, multiprocessors = "NVIDIA H200", (9, 0), 132
-        device = Planned(H200).device
+        device_name, capability, multiprocessors, shared_limit = "NVIDIA H200", (9, 0), 132, 227 << 10
+        cache = KernelCache((9, 0))
 
-    assert card_of(Gpu) == H200
+    assert card_of(Gpu) == H200 and card_of(Gpu).compiled_for == (9, 0)
+    Gpu.device_name, Gpu.capability, Gpu.shared_limit = "NVIDIA H200 as 8.6", (8, 6), 99 << 10
+    assert card_of(Gpu) == ("NVIDIA H200 as 8.6", (8, 6), 132, 99 << 10, (9, 0))
+    assert shared_limit(empty((1,), np.float32, Planned(card_of(Gpu)))) == 99 << 10
 
 
 def test_peers_kernels_are_planned():
@@ -246,7 +251,7 @@ def test_ranks_of_a_host_share_the_compiling(tmp_path, monkeypatch):
     told, caches = [], []
     for rank in range(2):
         gpu = type("Gpu", (), {"cache": KernelCache((9, 0), tmp_path / str(rank)), "device_name": "NVIDIA H200",
-                               "capability": (9, 0), "multiprocessors": 132, "device": Planned(H200).device})
+                               "capability": (9, 0), "multiprocessors": 132, "shared_limit": 227 << 10})
         monkeypatch.setattr(compiling, "get_gpu", lambda gpu=gpu: gpu)
         with compiling.compiling(lambda card: keys, Rank(rank, told)):
             pass

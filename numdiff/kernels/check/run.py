@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...device import PtxError, download, get_backend, synchronize, upload, why_no_gpu
+from ...device.compiler import kernels_by_name
 from ...device.emulator import EmulatorDevice
+from ...device.planned import Planned, cards_with
+from ...device.requires import supports
 from ...dtypes import is_half
 from ...emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupported
-from ...errors import UsageError, near_miss
+from ...errors import NumdiffError, UsageError, near_miss
 from ..versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
@@ -34,6 +37,7 @@ from .tf32 import tf32_cases
 from .transformer import transformer_cases
 
 ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads take turns; the first two always
+FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a version, after which the check continues
 # in PTX: a fused multiply-add, or a product (`mul` without its own rounding) and a sum that ptxas may join to one; an
 # approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
@@ -66,12 +70,13 @@ class Outcome:
     error: float = 0.0
     same: bool = True
     fault: str | None = None
+    lacking: bool = False  # whether the device's compute capability has no such version
     seconds: float = 0.0
     results: list = field(default_factory=list)
 
     @property
     def passed(self):
-        return self.fault is None and self.same and self.error <= self.case.tolerance
+        return not self.lacking and self.fault is None and self.same and self.error <= self.case.tolerance
 
     @property
     def name(self):
@@ -152,8 +157,10 @@ def check_case(case, version, device, orders=ORDERS[:2], seed=0):
             if device == "emulator":
                 backend.machine.order, backend.machine.seed = order, seed
             runs.append(run_once(case, None if device == "cpu" else version, backend))
-    except (KernelFault, LaunchRefused, Unsupported, PtxError, ValueError) as error:
-        outcome.fault = str(error)
+    except (*FAULTS, NumdiffError) as error:
+        outcome.fault, outcome.lacking = str(error), device == "cuda" and lacks(backend, case, version)
+        if not (outcome.lacking or isinstance(error, FAULTS)):
+            raise
     finally:
         if device == "emulator":
             backend.machine.order = "forward"
@@ -164,6 +171,14 @@ def check_case(case, version, device, orders=ORDERS[:2], seed=0):
         outcome.error = max(relative_error(a, b) for a, b in zip(runs[0], reference(case), strict=True))
     outcome.seconds = time.perf_counter() - start
     return outcome
+
+
+def lacks(backend, case, version):
+    """Whether a version of a case launches kernels on a Hopper that the backend's compute capability does not run."""
+    hopper = Planned(cards_with((9, 0))[0])
+    run_once(case, version, hopper)
+    known = kernels_by_name()
+    return not supports(backend, *(known[key[:2]] for key in hopper.kernels if key[:2] in known))
 
 
 def check(names=(), device="emulator", orders=None, seed=None, version=None, against=None):
