@@ -10,7 +10,7 @@ import numpy as np
 from .arrays import CheckedArray, IntegerArray, Record
 from .memory import CONSTANT, POISON, Memory
 from .races import Races
-from .values import INTEGER_TYPES
+from .values import INTEGER_TYPES, Literal
 
 
 class Access(Races):
@@ -308,5 +308,5 @@ class Access(Races):
                                              "written", site)
 
 
-_INDEX = frozenset((int, *(t.kind for t in INTEGER_TYPES.values())))
+_INDEX = frozenset((int, Literal, *(t.kind for t in INTEGER_TYPES.values())))
 _ONES = {n: b"\1" * n for n in (1, 2, 4, 8, 16)}

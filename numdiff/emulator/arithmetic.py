@@ -20,6 +20,7 @@ from .values import (
     Int8,
     Int16,
     Int32,
+    Literal,
     UInt8,
     UInt32,
     UInt64,
@@ -32,8 +33,8 @@ from .values import (
 )
 
 # letters for the classes of numbers; arithmetic takes a bfloat16 for the float32 that it is, and its type has no other
-LETTER = {bool: "b", boolean: "b", Int8: "s", Int16: "m", UInt8: "t", Int32: "i", int: "i", UInt32: "u", UInt64: "u",
-          float16: "h", bfloat16: "f", float32: "f", float64: "d", float: "d"}
+LETTER = {bool: "b", boolean: "b", Int8: "s", Int16: "m", UInt8: "t", Int32: "i", int: "i", Literal: "i", UInt32: "u",
+          UInt64: "u", float16: "h", bfloat16: "f", float32: "f", float64: "d", float: "d"}
 FLOAT_OF = {"h": float16, "f": float32, "d": float64}
 
 

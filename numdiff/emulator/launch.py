@@ -82,7 +82,7 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         self.stores = 0
         self.token = None  # of the current block: see schedule.Block
         self.lone = False  # whether each block is a cluster of its own
-        self.kernel = ""
+        self.kernel, self.entry = "", None  # the kernel's name, its code
         self.negative_sites, self.spin_sites = set(), SITES.spins
         self.access = Access(self)
         self.asynchronous = Asynchronous(self)
@@ -115,6 +115,7 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
             arguments.append(self.argument(value, names[k] if k < python.__code__.co_argcount else f"argument {k}",
                                            back))
         function = self.function(kernel, tuple(map(magnitude_of, arguments)))
+        self.entry = function.__code__
         self.float64_is_meant = self.float64 if self.float64 is not None else any(
             getattr(a, "dtype", None) == np.float64 and not isinstance(a, np.generic)
             for a in values.leaves(arguments)) or "float64" not in self.checks

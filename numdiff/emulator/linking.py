@@ -52,7 +52,8 @@ class Linking:
         function = type(python)(code, namespace, python.__name__, None,
                                 None if not code.co_freevars else self._cells(python, code))
         self._functions[key] = python, function
-        function.__defaults__ = python.__defaults__ and tuple(self.resolver("default", d) for d in python.__defaults__)
+        function.__defaults__ = python.__defaults__ and tuple(
+            values.literal(self.resolver("default", d)) for d in python.__defaults__)
         function.__kwdefaults__ = python.__kwdefaults__
         found = outside(python, made.names)
         for name in made.names:
@@ -75,7 +76,7 @@ class Linking:
     def _helpers(self):
         """The names that rewritten code calls."""
         helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
-                   "__unsupported": unsupported}
+                   "__unsupported": unsupported, "__literal": values.literal, "__constant": constant}
         operations = {f"__{name}": function for name, function in arithmetic.OPERATIONS.items()}
         if not self.checked:
             def augment(array, index, operation, value):
@@ -191,6 +192,13 @@ class Linking:
 
 def unsupported(text):
     raise Unsupported(text)
+
+
+def constant(shape, text):
+    """The shape of an array; raises where a number in it is none that the compiler knows."""
+    if not all(n.__class__ is values.Literal for n in values.leaves((shape,))):
+        raise Unsupported(text)
+    return shape
 
 
 def outside(python, names):

@@ -5,9 +5,10 @@ import re
 
 import numpy as np
 
-from .arrays import CheckedArray, plain_array
+from .arrays import CheckedArray, contiguous_strides, plain_array
 from .faults import LaunchRefused, Unsupported
 from .memory import CONSTANT, GLOBAL, LOCAL, SHARED, Memory
+from .values import Literal
 
 STATIC_SHARED = 48 << 10  # bytes of shared memory that arrays of fixed size may take
 DYNAMIC_SHARED = {(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227,
@@ -33,9 +34,14 @@ class MemorySpaces:
     def shared_array(self, shape, dtype, alignment, frame):
         """The block's shared array made at this place of the code (one for all its threads, however often).
 
+        In a device function there is one for each list of the types that it is called with, as Numba compiles it for
+        each; a literal is a type of its own.
+
         It has the same address in all blocks of a cluster, whichever makes it first.
         """
         block, key = self.thread.block, (frame.f_code, frame.f_lasti)
+        if frame.f_code is not self.entry:
+            key = *key, types_given(frame)
         made = block.shared.get(key)
         if made is not None:
             return made
@@ -143,6 +149,27 @@ class MemorySpaces:
                 made = plain_array(data)
             self._constants[key] = array, made
         return self._constants[key][1]
+
+
+def types_given(frame):
+    """What tells apart the types of the arguments of the device function that a frame runs."""
+    code, found = frame.f_code, frame.f_locals
+    return tuple(map(_type_of, map(found.get, code.co_varnames[:code.co_argcount + code.co_kwonlyargcount])))
+
+
+def _type_of(value):
+    kind = value.__class__
+    if kind is Literal:
+        return int(value),
+    if kind is tuple:
+        return tuple(map(_type_of, value))
+    dtype = getattr(value, "dtype", None)
+    if not hasattr(value, "strides") or dtype is None:
+        return kind
+    if value.strides == contiguous_strides(value.shape, dtype.itemsize):
+        return dtype, value.ndim, "C"
+    return dtype, value.ndim, "F" if value.strides[::-1] == contiguous_strides(value.shape[::-1],
+                                                                               dtype.itemsize) else "A"
 
 
 def _assigned_name(frame):

@@ -15,11 +15,13 @@ that tracebacks, `breakpoint()` and coverage point into the real source:
 In a checked function each of these calls also carries the number of its site (its line).
 """
 import ast
+import contextlib
 import inspect
 import linecache
 import textwrap
 import tokenize
 import types
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +57,7 @@ class Sites:
         return found[0]
 
 
+_MAKING = weakref.WeakKeyDictionary()  # code of a function -> whether it makes arrays
 _METHODS = {}  # class of a node -> the rewriter's method for it
 SITES = Sites()  # of all machines: site numbers are compiled into the rewritten functions
 
@@ -144,6 +147,8 @@ class Rewriter(ast.NodeTransformer):
         self.casts, self.variants = {}, {}  # see `Rewritten`
         code = function.__code__
         self.parameters = set(code.co_varnames[:code.co_argcount + code.co_kwonlyargcount])
+        self.outside = Outside(function)
+        self._bindings = None
 
     def visit(self, node):
         """As the base class does, without a search for the method each time."""
@@ -189,12 +194,58 @@ class Rewriter(ast.NodeTransformer):
             return ast.copy_location(ast.Name(name, ast.Load()), node)
         return node
 
+    def bindings(self, name):
+        """The expressions that a variable is assigned, [None] for what is none (a loop's variable, say)."""
+        if self._bindings is None:
+            self._bindings, plain = {}, set()
+            for part in ast.walk(self.tree):
+                if isinstance(part, ast.Assign):
+                    for target in part.targets:
+                        if isinstance(target, ast.Name):
+                            self._bindings.setdefault(target.id, []).append(part.value)
+                            plain.add(id(target))
+            for part in ast.walk(self.tree):
+                if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load) and id(part) not in plain:
+                    self._bindings.setdefault(part.id, []).append(None)
+        return self._bindings.get(name, [])
+
+    def is_literal(self, node, arithmetic=True):
+        """Whether Numba knows a number, or a tuple of them, when it compiles: its types are those of literals.
+
+        A parameter is one if what it is called with is, which is seen when it runs.
+        """
+        if isinstance(node, ast.Constant):
+            return node.value.__class__ is int
+        if isinstance(node, ast.Tuple):
+            return all(map(self.is_literal, node.elts))
+        if isinstance(node, ast.BinOp):  # Numba folds those of constants alone
+            return arithmetic and all(isinstance(part, (ast.Constant, ast.BinOp, ast.operator))
+                                      for part in ast.walk(node))
+        if isinstance(node, ast.Subscript):
+            return isinstance(node.slice, ast.Constant) and isinstance(node.value, ast.Name) and (
+                self.is_literal(node.value))
+        if isinstance(node, ast.Attribute):
+            return node.attr == "ndim"
+        if not isinstance(node, ast.Name):
+            return False
+        bound = self.bindings(node.id)
+        if node.id in self.parameters:
+            return not bound
+        if bound:
+            return all(value is not None and not isinstance(value, ast.Name) and self.is_literal(value)
+                       for value in bound)
+        value = self.outside.get(node.id)
+        return value.__class__ is int or value.__class__ is tuple and all(v.__class__ is int for v in value)
+
     def varies(self, node):
         """Whether Numba would find that a shape is no constant, as far as that can be read off its expression."""
         if isinstance(node, ast.Tuple):
             return any(self.varies(part) for part in node.elts)
         if isinstance(node, ast.Name):
-            return node.id in self.parameters
+            if node.id in self.parameters:
+                return bool(self.bindings(node.id))
+            return any(value is None or isinstance(value, (ast.BinOp, ast.Call)) and not self.is_literal(value)
+                       for value in self.bindings(node.id))
         if isinstance(node, ast.Subscript):
             return self.varies(node.value)
         if isinstance(node, ast.Attribute):
@@ -203,6 +254,25 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(node, ast.BinOp):
             return any(not isinstance(part, (ast.Constant, ast.BinOp, ast.operator)) for part in ast.walk(node))
         return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("len", "min", "max")
+
+    def shape_of(self, call, space):
+        """The call that makes an array; where its shape has a parameter, that is looked at when it runs."""
+        place = next((k for k in call.keywords if k.arg == "shape"), None)
+        shape = place.value if place else call.args[0] if call.args else None
+        if shape is None:
+            return call
+        text = ast.Constant(f"Numba does not compile {ast.unparse(shape)} as the shape of a {space} array: "
+                            "give it a number, or the name of a number outside of the kernel")
+        if self.varies(shape):
+            return ast.copy_location(ast.Call(ast.Name("__unsupported", ast.Load()), [text], []), call)
+        if any(isinstance(part, ast.Name) and part.id in self.parameters for part in ast.walk(shape)):
+            shape = self.as_literal(shape)
+            checked = ast.copy_location(ast.Call(ast.Name("__constant", ast.Load()), [shape, text], []), call)
+            if place:
+                place.value = checked
+            else:
+                call.args[0] = checked
+        return call
 
     def is_fixed(self, node):
         """Whether an expression is made of constants alone: the compiler computes it, the GPU never does."""
@@ -242,11 +312,13 @@ class Rewriter(ast.NodeTransformer):
     def visit_Call(self, node):
         space = shared_or_local(node)
         if space:
-            shape = next((k.value for k in node.keywords if k.arg == "shape"), node.args[0] if node.args else None)
-            if shape is not None and self.varies(shape):
-                text = ast.Constant(f"Numba does not compile {ast.unparse(shape)} as the shape of a {space} array: "
-                                    "give it a number, or the name of a number outside of the kernel")
-                return ast.copy_location(ast.Call(ast.Name("__unsupported", ast.Load()), [text], []), node)
+            node = self.shape_of(node, space)
+            if isinstance(node.func, ast.Name):
+                return node
+        elif isinstance(node.func, ast.Name) and makes_arrays(self.outside.get(node.func.id)):
+            for named in node.keywords:
+                named.value = self.as_literal(named.value)
+            node.args = list(map(self.as_literal, node.args))
         outside = self.integers and isinstance(node.func, ast.Name) and node.func.id not in self.integers.inner and (
             self.integers.outside.get(node.func.id))
         literal = len(node.args) == 1 and not node.keywords and literal_of(node.args[0])
@@ -263,6 +335,15 @@ class Rewriter(ast.NodeTransformer):
             self.variants[name] = node.func.id, magnitudes
             node.func = ast.copy_location(ast.Name(name, ast.Load()), node.func)
         return node
+
+    def as_literal(self, node):
+        """An argument of a device function that makes arrays: marked if Numba knows it when it compiles."""
+        if isinstance(node, ast.Tuple):
+            node.elts = list(map(self.as_literal, node.elts))
+            return node
+        if not self.is_literal(node) or isinstance(node, ast.Name) and node.id in self.parameters:
+            return node
+        return ast.copy_location(ast.Call(ast.Name("__literal", ast.Load()), [node], []), node)
 
     def index(self, node):
         """An index expression as a value: slices become slice(...)."""
@@ -409,6 +490,34 @@ def literal_of(node):
     return node.value if isinstance(node, ast.Constant) and node.value.__class__ in (int, float) else None
 
 
+class Outside(dict):
+    """{name: value} of what a function finds in its closure and its module, looked up when asked for."""
+
+    def __init__(self, function):
+        super().__init__()
+        code = function.__code__
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # a cell without contents
+                self[name] = cell.cell_contents
+        self._inner, self._globals = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}, function.__globals__
+
+    def get(self, name):
+        return super().get(name) if name in self._inner else self._globals.get(name)
+
+
+def makes_arrays(value):
+    """Whether a value is a device function that makes shared or local arrays, or calls one that does."""
+    python = getattr(value, "py_func", value)
+    if not isinstance(python, types.FunctionType) or (python.__module__ or "").startswith("numba."):
+        return False
+    code = python.__code__
+    if code not in _MAKING:
+        _MAKING[code] = "shared" in code.co_names or "local" in code.co_names
+        outside = Outside(python)
+        _MAKING[code] |= any(makes_arrays(outside.get(name)) for name in (*code.co_names, *code.co_freevars))
+    return _MAKING[code]
+
+
 def is_function(value):
     """Whether a value is a function like a kernel's own, of which there may be variants.
 
@@ -447,6 +556,7 @@ def rewrite(function, sites, checked, given=None):
     if integers is not None:
         integers.mark()
     rewriter = Rewriter(function, sites, checked, fixed_names(function), integers)
+    rewriter.tree = tree
     tree = rewriter.visit(tree)
     tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]  # set on the function object, below
     tree.args.kw_defaults = [d and ast.Constant(None) for d in tree.args.kw_defaults]

@@ -35,6 +35,11 @@ class Int32(int):
     __slots__ = ()
 
 
+class Literal(int):
+    """An int64 that the compiler knows: a number in a call of a device function, which may be the size of an array."""
+    __slots__ = ()
+
+
 class UInt8(int):
     """uint8: with float16 and float32 it gives float32."""
     __slots__ = ()
@@ -50,7 +55,7 @@ class UInt64(int):
 
 
 FLOATS = frozenset((float16, float32, float64))
-SIGNED = frozenset((int, Int32, Int16, Int8, bool))
+SIGNED = frozenset((int, Int32, Int16, Int8, Literal, bool))
 UNSIGNED = frozenset((UInt8, UInt32, UInt64))
 INTEGERS = SIGNED | UNSIGNED
 complex64, complex128 = np.complex64, np.complex128
@@ -169,6 +174,13 @@ def scalar(value):
         integer = INTEGER_TYPES.get(value.dtype.name)
         return integer.kind(int(value)) if integer else value
     return float64(value) if value.__class__ is float else complex128(value) if value.__class__ is complex else value
+
+
+def literal(value):
+    """A number that the compiler knows, or a tuple of them, as it is given to a device function."""
+    if value.__class__ is tuple:
+        return tuple(map(literal, value))
+    return Literal(value) if value.__class__ is int else value
 
 
 def leaves(arguments):

@@ -139,7 +139,7 @@ def shared_tile(n):
 
 @cuda.jit
 def tile_twice(x, n):
-    a, b = shared_tile(3), shared_tile(n[0])
+    a, b = shared_tile(int32(3)), shared_tile(n[0])
     x[cuda.threadIdx.x] = a[0] + b[3]
 
 

@@ -1,0 +1,139 @@
+"""Device functions, as Numba compiles one for each list of the types that it is called with."""
+import numpy as np
+import pytest
+from numba import cuda, float32, int32
+
+from numdiff.emulator import Emulator, Unsupported
+from numdiff.emulator.counts import count
+
+SIZE, SHAPE = 8, (2, 4)
+
+
+@cuda.jit(device=True)
+def swapped(x, n):
+    tile = cuda.shared.array(n, float32)
+    t = cuda.threadIdx.x
+    tile[t] = x[t]
+    cuda.syncthreads()
+    return tile[n - 1 - t]
+
+
+@cuda.jit(device=True)
+def through(x, n=8):
+    return swapped(x, n)
+
+
+@cuda.jit(device=True)
+def in_rows(x, shape):
+    tile = cuda.shared.array(shape=shape, dtype=float32)
+    t = cuda.threadIdx.x
+    tile[t % 2, t // 2] = x[t]
+    cuda.syncthreads()
+    return tile[1 - t % 2, t // 2]
+
+
+@cuda.jit(device=True)
+def two_rows(x, n):
+    tile = cuda.local.array((2, n), float32)
+    tile[0, 0], tile[1, n - 1] = x[0], x[1]
+    return tile[0, 0] + tile[1, n - 1]
+
+
+def of_a_literal(x, y):
+    y[cuda.threadIdx.x] = swapped(x, 8)
+
+
+def by_name(x, y):
+    y[cuda.threadIdx.x] = swapped(x, n=8)
+
+
+def of_a_global(x, y):
+    y[cuda.threadIdx.x] = swapped(x, SIZE)
+
+
+def of_a_variable(x, y):
+    n = 4 + 4
+    y[cuda.threadIdx.x] = swapped(x, n)
+
+
+def through_another(x, y):
+    y[cuda.threadIdx.x] = through(x, 8)
+
+
+def by_default(x, y):
+    y[cuda.threadIdx.x] = through(x)
+
+
+LITERALS = [of_a_literal, by_name, of_a_global, of_a_variable, through_another, by_default]
+
+
+@pytest.mark.parametrize("kernel", LITERALS, ids=lambda k: k.__name__)
+@pytest.mark.parametrize("checks", [True, False])
+def test_the_size_of_a_shared_array_is_an_argument(kernel, checks):
+    x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    Emulator(checks=checks).launch(cuda.jit(kernel), 1, 8, x, y)
+    assert y.tolist() == x[::-1].tolist()
+
+
+def test_the_shape_of_an_array_is_an_argument():
+    def kernel(x, y, z):
+        value = in_rows(x, (2, 4))
+        cuda.syncthreads()
+        y[cuda.threadIdx.x] = value + in_rows(x, SHAPE)
+        z[cuda.threadIdx.x] = two_rows(x, 3)
+    x, y, z = np.arange(8, dtype=np.float32), np.zeros(8, np.float32), np.zeros(8, np.float32)
+    for launch in (Emulator().launch, count):
+        launch(cuda.jit(kernel), 1, 8, x, y, z)
+        assert y.tolist() == (2 * x.reshape(4, 2)[:, ::-1].reshape(-1)).tolist() and z[0] == 1
+
+
+def computed(x, y):
+    y[0] = swapped(x, SIZE * 2)
+
+
+def cast(x, y):
+    y[0] = swapped(x, int32(8))
+
+
+def in_a_loop(x, y):
+    for n in range(8, 9):
+        y[0] = swapped(x, n)
+
+
+def length(x, y):
+    y[0] = through(x, len(x))
+
+
+def a_variable(x, y):
+    n = 8
+    m = n * 2
+    tile = cuda.shared.array(m, float32)
+    tile[0] = x[0]
+
+
+@pytest.mark.parametrize("kernel", [computed, cast, in_a_loop, length, a_variable], ids=lambda k: k.__name__)
+def test_a_size_that_numba_does_not_know(kernel):
+    with pytest.raises(Unsupported, match="Numba does not compile n as the shape of a shared array|m as the shape"):
+        Emulator().launch(cuda.jit(kernel), 1, 1, np.ones(8, np.float32), np.ones(8, np.float32))
+
+
+@cuda.jit(device=True)
+def kept(x, n):
+    """The first element of a shared array, into which the first thread writes once."""
+    tile = cuda.shared.array(2, x.dtype)
+    if cuda.threadIdx.x == 0:
+        tile[0] = x[0] + n
+    cuda.syncthreads()
+    return tile
+
+
+def test_one_shared_array_for_each_list_of_types():
+    """Two literals are two types, a number that is computed is a third: PTX of Numba 0.61 to 0.68 shows it."""
+    def kernel(f, i, n, y):
+        a, b, c = kept(f, 1), kept(f, 2), kept(f, n[0])
+        d, e = kept(i, 1), kept(f, n[1])
+        y[0], y[1], y[2], y[3], y[4] = a[0], b[0], c[0], d[0], e[0]
+    y = np.zeros(5)
+    f, i, n = np.array([1.5], np.float32), np.array([1 << 40]), np.array([3, 4], np.int32)
+    Emulator(float64=True).launch(cuda.jit(kernel), 1, 1, f, i, n, y)
+    assert y.tolist() == [2.5, 3.5, 5.5, (1 << 40) + 1, 5.5]
