@@ -16,8 +16,9 @@ memory_spaces.py (its arrays) and reports.py (its faults). rewrite.py, linking.p
 source into a function that calls them.
 """
 from .counts import Recorder, count
+from .device_arrays import EmulatedArray
 from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
-from .host import EmulatedArray, device
+from .host import device
 from .launch import CHECKS, ORDERS, Emulator, Float64Warning
 from .namespace import twin
 from .trace import Tracer, trace

@@ -1,12 +1,15 @@
 """A launch's arguments: what the host gives a kernel, as the kernel holds it."""
+import enum
 import inspect
 
 import numpy as np
 
 from . import values
 from .arrays import CheckedArray, Record, plain_array
+from .device_arrays import EmulatedArray
 from .faults import LaunchRefused, Unsupported
 from .memory import GLOBAL, Memory
+from .signatures import is_hint
 
 VARARGS = inspect.CO_VARARGS
 
@@ -26,8 +29,8 @@ class Arguments:
 
     def argument(self, value, name, back):
         """A launch argument as the kernel holds it; arrays that cannot be used in place are noted in `back`."""
-        if type(value).__module__ == "numba.cuda.args":  # cuda.In, cuda.Out, cuda.InOut
-            value = value.value
+        if is_hint(value):
+            value = self._hinted(type(value).__name__, value.value, back)
         if type(value) is np.void and value.dtype.names:  # a record; what a kernel writes into it comes back
             data = np.array(value)
             back.append((_Fields(value), data))
@@ -59,6 +62,17 @@ class Arguments:
         made = CheckedArray(self, memory, offset, tuple(shape), np.dtype(dtype), strides, name)
         self._memories[id(memory)] = memory
         self._arguments.append(made)
+        return made
+
+    @staticmethod
+    def _hinted(hint, array, back):
+        """What a kernel gets of `cuda.In(array)`: a copy; of `cuda.Out(array)`: memory that nobody has written."""
+        if not isinstance(array, np.ndarray) or hint == "InOut":
+            return array
+        if hint == "In":
+            return array.copy(order="K")
+        made = EmulatedArray(array.shape, array.dtype, None, "F" if array.flags.fnc else "C")
+        back.append((array, made.on_host()))
         return made
 
     def _host_memory(self, array, name, back):
@@ -99,7 +113,7 @@ def why_refused(value):
         return None if value.dtype.isnative else f"{what} of type {value.dtype}, whose bytes are in another order"
     if isinstance(value, int) and not -values.HALF64 <= value <= values.BITS64:
         return "an integer of more than 64 bits"
-    if value is None or isinstance(value, (int, float, complex, tuple)) or hasattr(value, "copy_to_host") or (
-            hasattr(value, "__cuda_array_interface__")):
+    if value is None or isinstance(value, (int, float, complex, tuple, enum.Enum)) or any(
+            hasattr(value, name) for name in ("copy_to_host", "__cuda_array_interface__")):
         return None
     return f"of type {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""The host's side of an emulated GPU: its arrays, and a context in which Numba's own launches come to it.
+"""The host's side of an emulated GPU: a context in which Numba's own launches come to it.
 
 Inside `with device():` a kernel made by `cuda.jit` is launched as always, `kernel[grid, block](…)`; `cuda.to_device`,
 `cuda.device_array` and their kin give `EmulatedArray`s. Outside, nothing changes. Numba is patched if it has been
@@ -11,145 +11,13 @@ import sys
 import numpy as np
 
 from .arguments import why_refused
-from .arrays import contiguous_strides
+from .device_arrays import EmulatedArray
 from .faults import LaunchRefused, Unsupported
 from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator
-from .memory import GLOBAL, Memory
 from .memory_spaces import STATIC_SHARED
 from .namespace import Namespace
-from .values import dtype_of, scalar, type_named
-
-
-class EmulatedArray:
-    """An array in the emulated GPU's memory, with the methods of Numba's device arrays; uninitialised without
-    `contents`."""
-
-    def __init__(self, shape, dtype=np.float64, contents=None, order="C"):
-        self.shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
-        self.dtype = np.dtype(dtype)
-        self.memory = Memory(GLOBAL, self.nbytes)
-        self.memory.address = self.memory.bytes.ctypes.data
-        strides = contiguous_strides(self.shape[::-1] if order == "F" else self.shape, self.dtype.itemsize)
-        self.offset, self.strides = 0, strides[::-1] if order == "F" else strides
-        if contents is not None:
-            self._host()[...] = contents
-            self._mark_written()
-
-    @property
-    def size(self):
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def nbytes(self):
-        return self.size * self.dtype.itemsize
-
-    @property
-    def ndim(self):
-        return len(self.shape)
-
-    def _host(self):
-        """The contents as a NumPy array that shares the memory."""
-        return np.ndarray(self.shape, self.dtype, self.memory.bytes, self.offset, self.strides)
-
-    def emulated_memory(self):
-        return self.memory, self.offset, self.shape, self.dtype, self.strides
-
-    def _view(self, data):
-        """An array of the same memory: `data` is a view of `_host()`."""
-        view = EmulatedArray.__new__(EmulatedArray)
-        view.shape, view.dtype, view.strides, view.memory = data.shape, data.dtype, data.strides, self.memory
-        view.offset = data.ctypes.data - self.memory.address
-        return view
-
-    def _mark_written(self):
-        if self._host().flags.c_contiguous:
-            self.memory.mark_written(self.offset, self.offset + self.nbytes)
-        else:
-            np.ndarray(self.shape + (self.dtype.itemsize,), np.uint8, self.memory.valid, self.offset,
-                       self.strides + (1,))[...] = 1
-
-    @property
-    def T(self):
-        return self._view(self._host().T)
-
-    def transpose(self, axes=None):
-        return self._view(self._host().transpose(axes))
-
-    def view(self, dtype):
-        return self._view(self._host().view(dtype))
-
-    def is_c_contiguous(self):
-        return self._host().flags.c_contiguous
-
-    def is_f_contiguous(self):
-        return self._host().flags.f_contiguous
-
-    @property
-    def alloc_size(self):
-        return self.nbytes
-
-    def squeeze(self, axis=None, stream=0):
-        return self._view(self._host().squeeze(axis))
-
-    def split(self, section, stream=0):
-        """Views of `section` elements each."""
-        return (self[start:start + section] for start in range(0, self.size, section))
-
-    def __len__(self):
-        return self.shape[0]
-
-    def copy_to_host(self, ary=None, stream=0):
-        """The contents as a NumPy array, or into `ary`."""
-        if ary is None:
-            return self._host().copy(order="A")
-        self._refuse_other(ary)
-        ary[...] = self._host()
-        return ary
-
-    def copy_to_device(self, ary, stream=0):
-        self._refuse_other(ary)
-        self._host()[...] = ary.copy_to_host() if isinstance(ary, EmulatedArray) else ary
-        self._mark_written()
-
-    def _refuse_other(self, ary):
-        """Raise where an array to copy from or to has another shape or type, as Numba does."""
-        if np.ndim(ary) and (ary.shape, ary.dtype) != (self.shape, self.dtype):
-            raise ValueError(f"the array on the device has the shape {self.shape} and the type {self.dtype}, the other "
-                             f"{ary.shape} and {ary.dtype}: a copy needs the same")
-
-    def __getitem__(self, index):
-        """A number, or a view of the device's memory."""
-        part = self._host()[index]
-        return self._view(part) if isinstance(part, np.ndarray) else part
-
-    def __setitem__(self, index, value):
-        part = self._host()[index]
-        if isinstance(part, np.ndarray):
-            self._view(part).copy_to_device(value)
-        else:
-            self._host()[index] = value
-            at = index if isinstance(index, tuple) else (index,)
-            start = self.offset + sum(int(i) % n * s for i, n, s in zip(at, self.shape, self.strides, strict=True))
-            self.memory.mark_written(start, start + self.dtype.itemsize)
-
-    def __array__(self, dtype=None, copy=None):
-        return self._host().astype(dtype or self.dtype)
-
-    def __iter__(self):
-        return (self[i] for i in range(len(self)))
-
-    def reshape(self, *shape, order="C"):
-        shape = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        data = self._host().reshape(shape, order=order)
-        if not np.shares_memory(data, self._host()):
-            raise ValueError("only contiguous arrays can be reshaped on a device")
-        return self._view(data)
-
-    def ravel(self, order="C"):
-        return self.reshape(self.size, order=order)
-
-    def __repr__(self):
-        return f"EmulatedArray(shape={self.shape}, dtype={self.dtype})"
+from .signatures import signatures_of
+from .values import scalar
 
 
 class Launcher:
@@ -177,54 +45,21 @@ def configured(machine, kernel, configuration):
 class EmulatedKernel:
     """A kernel that was made inside the context by a `cuda.jit` that would need a GPU (one with a signature).
 
-    signatures: the types of its arguments, one tuple for each signature
+    signatures: of each the types of the arguments and of the result
     """
 
     def __init__(self, machine, function, options, signatures=()):
         self._machine, self.py_func, self.targetoptions = machine, function, options
-        self.__name__, self._signatures = function.__name__, signatures
+        self.__name__, self.signatures_given = function.__name__, signatures
 
     def __getitem__(self, configuration):
         return configured(self._machine, self, configuration)
-
-    def converted(self, arguments):
-        """The arguments in the types of the signature that fits: Numba casts numbers, and refuses other arrays."""
-        if not self._signatures:
-            return arguments
-        fitting = [types for types in self._signatures
-                   if len(types) == len(arguments) and all(map(_fits, types, arguments))]
-        if not fitting:
-            known = " or ".join(f"({', '.join(map(str, types))})" for types in self._signatures)
-            raise LaunchRefused(f"{self.__name__}: its signature has {known}; these arguments are "
-                                f"({', '.join(map(_described, arguments))}).")
-        return [a if hasattr(a, "shape") and a.shape or type_named(str(t)) is None else type_named(str(t))(scalar(a))
-                for t, a in zip(fitting[0], arguments, strict=True)]
 
     def forall(self, count, tpb=128, stream=0, sharedmem=0):
         return Launcher(self._machine, self, -(-count // (tpb or 128)), tpb or 128, stream, sharedmem)
 
     def __call__(self, *arguments):  # a device function, called from the host by mistake or from a test
         return self.py_func(*arguments)
-
-
-def _fits(kind, argument):
-    """Whether an argument is what a signature's type says, as far as arrays go."""
-    shape = getattr(argument, "shape", ())
-    if not hasattr(kind, "ndim"):
-        return not shape
-    dtype = type_named(str(kind.dtype))
-    return len(shape) == kind.ndim and (dtype is None or dtype_of(dtype) == argument.dtype)
-
-
-def _described(argument):
-    shape = getattr(argument, "shape", ())
-    return f"{argument.dtype}[{', '.join(':' * len(shape))}]" if shape else type(argument).__name__
-
-
-def _signatures_of(given):
-    """[types of the arguments] of what was given to `cuda.jit`: a signature, a string, or a list of them."""
-    read = sys.modules["numba.cuda.core.sigutils"].normalize_signature
-    return [read(one)[0] for one in (given if isinstance(given, list) else [given])]
 
 
 class _Stream:
@@ -298,7 +133,7 @@ def _replacements(machine, module):
             return jit(function, *positional, device=device, **options)
         if function is None and not positional:
             return jit(device=device, **options)
-        signatures = [] if device or function is None else _signatures_of(function)
+        signatures = [] if function is None else signatures_of(function)
         return lambda python: EmulatedKernel(machine, python, {**options, "device": device}, signatures)
 
     def to_device(obj, stream=0, copy=True, to=None):
@@ -315,7 +150,7 @@ def _replacements(machine, module):
         return EmulatedArray(shape, dtype, None, order)
 
     def device_array_like(ary, stream=0):
-        flags = ary.flags if isinstance(ary, np.ndarray) else ary._host().flags
+        flags = ary.flags if isinstance(ary, np.ndarray) else ary.on_host().flags
         return EmulatedArray(ary.shape, ary.dtype, None, "F" if flags.fnc else "C")
 
     def host_array(shape, dtype=np.float64, strides=None, order="C", **options):

@@ -24,6 +24,7 @@ from .namespace import Resolver
 from .reports import Reports
 from .rewrite import SITES
 from .schedule import Scheduler
+from .signatures import convert_arguments, is_hint
 from .threads import Dim3
 
 CHECKS = ("bounds", "uninitialised", "race", "divergence", "float64", "asynchronous")
@@ -104,14 +105,14 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
             (grid, "grid"), (block, "block"), (cluster, "cluster")))
         self._refuse(kernel, grid, block, shared, cluster)
         self._refuse_arguments(kernel, python, args)
-        if hasattr(kernel, "converted"):  # one with a signature (host.py)
-            args = kernel.converted(args)
+        args, hinted = convert_arguments(kernel, args), args
         self.dynamic_shared, self.lone = shared, cluster == (1, 1, 1)
         for target, source in ((self.grid_dim, grid), (self.block_dim, block)):
             target.x, target.y, target.z = source
         names = python.__code__.co_varnames
         arguments, back = [], []
-        for k, value in enumerate(args):
+        for k, (value, hint) in enumerate(zip(args, hinted, strict=True)):
+            value = hint if is_hint(hint) else value
             arguments.append(self.argument(value, names[k] if k < python.__code__.co_argcount else f"argument {k}",
                                            back))
         function = self.function(kernel, tuple(map(magnitude_of, arguments)))

@@ -11,6 +11,7 @@ from . import arithmetic, functions, values
 from .faults import Unsupported
 from .integers import holds
 from .rewrite import SITES, rewrite
+from .signatures import explicit_signatures, with_signatures
 
 _REWRITTEN = {}  # (id of a code object, checked, magnitudes) -> (the code object, what rewrite gave)
 
@@ -36,6 +37,13 @@ class Linking:
                 made = self._rewritten(python, None)
             self._link(python, key, made)
         return self._functions[key][1]
+
+    def device_function(self, kernel):
+        """As `function`; of one with signatures it converts what it is given and what it gives."""
+        function, signatures = self.function(kernel), explicit_signatures(kernel)
+        if not signatures:
+            return function
+        return with_signatures(kernel.py_func.__name__, kernel.py_func, function, signatures)
 
     def _rewritten(self, python, given):
         key = id(python.__code__), self.checked, given

@@ -113,7 +113,7 @@ class Resolver:
                 return self.builtins[value.__name__]
             return self._stub(value)
         if hasattr(value, "py_func"):
-            return self.machine.function(value)
+            return self.machine.device_function(value)
         if is_numba(value):
             return self.numba_object(name, value)
         if isinstance(value, python_types.BuiltinFunctionType):

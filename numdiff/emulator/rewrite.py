@@ -30,6 +30,7 @@ from .arithmetic import OPERATIONS
 from .integers import EMPTY, Integers, cast_named, parts_of
 from .loops import WAITING
 from .namespace import TWINS
+from .signatures import explicit_signatures
 from .values import TYPES, scalar
 
 
@@ -521,11 +522,12 @@ def makes_arrays(value):
 def is_function(value):
     """Whether a value is a function like a kernel's own, of which there may be variants.
 
-    Not one that makes shared arrays: each is one array wherever it is called.
+    Not one that makes shared arrays: each is one array wherever it is called. Nor one whose signature says its types.
     """
     python = getattr(value, "py_func", value)
     return isinstance(python, types.FunctionType) and "shared" not in python.__code__.co_names and (
-        not (python.__module__ or "").startswith("numba.") and id(value) not in TWINS)
+        not (python.__module__ or "").startswith("numba.") and id(value) not in TWINS and not explicit_signatures(
+            value))
 
 
 class Rewritten(NamedTuple):

@@ -1,8 +1,11 @@
 """Device functions, as Numba compiles one for each list of the types that it is called with."""
+import enum
+
 import numpy as np
 import pytest
-from numba import cuda, float32, int32
+from numba import cuda, float32, float64, int8, int32, int64
 
+from numdiff import emulator
 from numdiff.emulator import Emulator, Unsupported
 from numdiff.emulator.counts import count
 
@@ -137,3 +140,122 @@ def test_one_shared_array_for_each_list_of_types():
     f, i, n = np.array([1.5], np.float32), np.array([1 << 40]), np.array([3, 4], np.int32)
     Emulator(float64=True).launch(cuda.jit(kernel), 1, 1, f, i, n, y)
     assert y.tolist() == [2.5, 3.5, 5.5, (1 << 40) + 1, 5.5]
+
+
+# Signatures: what follows was read off what Numba compiles (its PTX, and its device functions' overloads). ---------
+
+
+class Colour(enum.Enum):
+    RED, BLUE = 3, 4.5
+
+
+class Level(enum.IntEnum):
+    LOW, HIGH = 1, 2
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_member_of_an_enumeration_is_an_argument(checks):
+    def kernel(colour, level, y):
+        if colour == Colour.BLUE and colour is not Colour.RED:
+            y[0] = colour.value
+        y[1] = level + 1
+        y[2] = level * level == Level.HIGH * 2
+        y[3] = Level.HIGH
+    y = np.zeros(4)
+    Emulator(checks=checks, float64=True).launch(cuda.jit(kernel), 1, 1, Colour.BLUE, Level.HIGH, y)
+    assert y.tolist() == [4.5, 3, 1, 2]
+
+
+def test_of_several_signatures_the_best_one():
+    with emulator.device() as gpu:
+        @cuda.jit(["void(float32[:], float32)", "void(float64[:], float64)", "void(int32[:], int64)"])
+        def halves(x, a):
+            x[0] = a / 2
+
+        @cuda.jit(["void(float32, float64[:])", "void(float64, float64[:])", "void(int8, float64[:])"])
+        def kept(a, x):
+            x[0] = a
+
+        @cuda.jit(["void(float32, float64, float64[:])", "void(float64, float32, float64[:])"])
+        def ambiguous(a, b, x):
+            x[0] = a
+
+        gpu.float64 = True
+        x = np.zeros(1)
+        halves[1, 1](x, 0.1)
+        assert x[0] == 0.05
+        kept[1, 1](0.1, x)
+        assert x[0] == 0.1
+        kept[1, 1](np.float32(0.1), x)
+        assert x[0] == np.float32(0.1)
+        with pytest.raises(emulator.LaunchRefused, match="fit .float16, .* equally well"):
+            kept[1, 1](np.float16(0.1), x)
+        kept[1, 1](np.int8(7), x)
+        assert x[0] == 7
+        kept[1, 1](1 << 40, x)  # a float64: no int8
+        assert x[0] == 1 << 40
+        with pytest.raises(emulator.LaunchRefused, match="fit .float64, float64.* equally well"):
+            ambiguous[1, 1](0.1, 0.1, x)
+
+
+def test_device_functions_keep_to_their_signatures():
+    with emulator.device() as gpu:
+        @cuda.jit("float32(float32, int32)", device=True)
+        def scaled(x, n=2):
+            return x * n
+
+        @cuda.jit([(int8,), (float64,)], device=True)
+        def third(x):
+            return x / 3
+
+        @cuda.jit("UniTuple(int8, 2)(int64, uint8)", device=True)
+        def pair(a, b):
+            return a, b
+
+        @cuda.jit("int64(float32[:])", device=True)
+        def first(x):
+            return x[0]
+
+        @cuda.jit
+        def kernel(x, y):
+            y[0] = scaled(0.1, 3.7)
+            y[1] = scaled(n=int64(1 << 33) + 5, x=x[0])
+            y[2] = scaled(0.1)
+            y[3] = third(x[0]) * 3
+            y[4] = third(int8(3))
+            y[5], y[6] = pair(200, 300)
+            y[7] = first(x)
+
+        gpu.float64 = True
+        x, y = np.array([2.75], np.float32), np.zeros(8)
+        kernel[1, 1](x, y)
+        assert y.tolist() == [np.float32(0.1) * 3, 2.75 * 5, np.float32(0.1) * 2, 2.75, 1, -56, 44, 2]
+
+        @cuda.jit
+        def wrong(x):
+            x[0] = first(x[0])
+
+        with pytest.raises(Unsupported, match=r"first has the signature \(array\(float32, 1d, A\)\), and Numba does "
+                                              r"not compile a call with \(float32\)"):
+            wrong[1, 1](x)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_hints_say_what_is_copied(checks):
+    @cuda.jit
+    def kernel(a, b, c):
+        a[0] += 1
+        b[0] = a[0]
+        c[0] += 1
+    a, b, c = np.ones(2), np.ones(2), np.ones(2)
+    with emulator.device(checks=checks):
+        kernel[1, 1](cuda.In(a), cuda.Out(b), cuda.InOut(c))
+    assert a.tolist() == [1, 1] and b[0] == 2 and c.tolist() == [2, 1]
+
+
+def test_what_is_only_out_is_not_read():
+    @cuda.jit
+    def kernel(b):
+        b[0] += 1
+    with emulator.device(), pytest.raises(emulator.KernelFault, match="reads global b.0., which nobody has written"):
+        kernel[1, 1](cuda.Out(np.ones(2)))

@@ -1,0 +1,137 @@
+"""Arrays in the emulated GPU's memory, as the host holds them."""
+import numpy as np
+
+from .arrays import contiguous_strides
+from .memory import GLOBAL, Memory
+
+
+class EmulatedArray:
+    """An array in the emulated GPU's memory, with the methods of Numba's device arrays; uninitialised without
+    `contents`."""
+
+    def __init__(self, shape, dtype=np.float64, contents=None, order="C"):
+        self.shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        self.dtype = np.dtype(dtype)
+        self.memory = Memory(GLOBAL, self.nbytes)
+        self.memory.address = self.memory.bytes.ctypes.data
+        strides = contiguous_strides(self.shape[::-1] if order == "F" else self.shape, self.dtype.itemsize)
+        self.offset, self.strides = 0, strides[::-1] if order == "F" else strides
+        if contents is not None:
+            self.on_host()[...] = contents
+            self._mark_written()
+
+    @property
+    def size(self):
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self):
+        return self.size * self.dtype.itemsize
+
+    @property
+    def ndim(self):
+        return len(self.shape)
+
+    def on_host(self):
+        """The contents as a NumPy array that shares the memory."""
+        return np.ndarray(self.shape, self.dtype, self.memory.bytes, self.offset, self.strides)
+
+    def emulated_memory(self):
+        return self.memory, self.offset, self.shape, self.dtype, self.strides
+
+    def _view(self, data):
+        """An array of the same memory: `data` is a view of `on_host()`."""
+        view = EmulatedArray.__new__(EmulatedArray)
+        view.shape, view.dtype, view.strides, view.memory = data.shape, data.dtype, data.strides, self.memory
+        view.offset = data.ctypes.data - self.memory.address
+        return view
+
+    def _mark_written(self):
+        if self.on_host().flags.c_contiguous:
+            self.memory.mark_written(self.offset, self.offset + self.nbytes)
+        else:
+            np.ndarray(self.shape + (self.dtype.itemsize,), np.uint8, self.memory.valid, self.offset,
+                       self.strides + (1,))[...] = 1
+
+    @property
+    def T(self):
+        return self._view(self.on_host().T)
+
+    def transpose(self, axes=None):
+        return self._view(self.on_host().transpose(axes))
+
+    def view(self, dtype):
+        return self._view(self.on_host().view(dtype))
+
+    def is_c_contiguous(self):
+        return self.on_host().flags.c_contiguous
+
+    def is_f_contiguous(self):
+        return self.on_host().flags.f_contiguous
+
+    @property
+    def alloc_size(self):
+        return self.nbytes
+
+    def squeeze(self, axis=None, stream=0):
+        return self._view(self.on_host().squeeze(axis))
+
+    def split(self, section, stream=0):
+        """Views of `section` elements each."""
+        return (self[start:start + section] for start in range(0, self.size, section))
+
+    def __len__(self):
+        return self.shape[0]
+
+    def copy_to_host(self, ary=None, stream=0):
+        """The contents as a NumPy array, or into `ary`."""
+        if ary is None:
+            return self.on_host().copy(order="A")
+        self._refuse_other(ary)
+        ary[...] = self.on_host()
+        return ary
+
+    def copy_to_device(self, ary, stream=0):
+        self._refuse_other(ary)
+        self.on_host()[...] = ary.copy_to_host() if isinstance(ary, EmulatedArray) else ary
+        self._mark_written()
+
+    def _refuse_other(self, ary):
+        """Raise where an array to copy from or to has another shape or type, as Numba does."""
+        if np.ndim(ary) and (ary.shape, ary.dtype) != (self.shape, self.dtype):
+            raise ValueError(f"the array on the device has the shape {self.shape} and the type {self.dtype}, the other "
+                             f"{ary.shape} and {ary.dtype}: a copy needs the same")
+
+    def __getitem__(self, index):
+        """A number, or a view of the device's memory."""
+        part = self.on_host()[index]
+        return self._view(part) if isinstance(part, np.ndarray) else part
+
+    def __setitem__(self, index, value):
+        part = self.on_host()[index]
+        if isinstance(part, np.ndarray):
+            self._view(part).copy_to_device(value)
+        else:
+            self.on_host()[index] = value
+            at = index if isinstance(index, tuple) else (index,)
+            start = self.offset + sum(int(i) % n * s for i, n, s in zip(at, self.shape, self.strides, strict=True))
+            self.memory.mark_written(start, start + self.dtype.itemsize)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.on_host().astype(dtype or self.dtype)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def reshape(self, *shape, order="C"):
+        shape = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        data = self.on_host().reshape(shape, order=order)
+        if not np.shares_memory(data, self.on_host()):
+            raise ValueError("only contiguous arrays can be reshaped on a device")
+        return self._view(data)
+
+    def ravel(self, order="C"):
+        return self.reshape(self.size, order=order)
+
+    def __repr__(self):
+        return f"EmulatedArray(shape={self.shape}, dtype={self.dtype})"
