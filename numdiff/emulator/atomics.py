@@ -4,14 +4,14 @@ Atomics at one place are ordered among themselves, and publish what their thread
     threads of the same block, what came before a barrier, a threadfence_block() or a threadfence(); to other blocks,
     what came before a threadfence(). A plain access after an atomic is not ordered by it.
 """
-import math
-
 import numpy as np
 
 from .arrays import CheckedArray, IntegerArray
 from .faults import Unsupported
+from .values import float32
 
 INTEGERS, WITHOUT_SIGN = ("int32", "uint32", "int64", "uint64"), ("uint32", "uint64")
+SMALLEST = np.finfo(float32).tiny  # the smallest number that is not subnormal
 NUMBERS = (*INTEGERS, "float32", "float64")  # the types for which Numba has them (tests/emulator/test_atomics.py)
 
 
@@ -98,23 +98,30 @@ class Atomic:
 
     def add(self, array, index, value):
         self._check("add", array, NUMBERS)
-        return self._apply(array, index, lambda old: _number(old) + self._cast(array, value))
+        value = self._cast(array, value)
+        if value.__class__ is float32:
+            return self._apply(array, index, lambda old: self._flushed(array, old, value))
+        return self._apply(array, index, lambda old: _number(old) + value)
 
     def sub(self, array, index, value):
         self._check("sub", array, NUMBERS)
-        return self._apply(array, index, lambda old: _number(old) - self._cast(array, value))
+        value = self._cast(array, value)
+        return self._apply(array, index, lambda old: _number(old) - value)
 
     def and_(self, array, index, value):
         self._check("and_", array, INTEGERS)
-        return self._apply(array, index, lambda old: int(old) & int(value))
+        value = int(self._cast(array, value))
+        return self._apply(array, index, lambda old: int(old) & value)
 
     def or_(self, array, index, value):
         self._check("or_", array, INTEGERS)
-        return self._apply(array, index, lambda old: int(old) | int(value))
+        value = int(self._cast(array, value))
+        return self._apply(array, index, lambda old: int(old) | value)
 
     def xor(self, array, index, value):
         self._check("xor", array, INTEGERS)
-        return self._apply(array, index, lambda old: int(old) ^ int(value))
+        value = int(self._cast(array, value))
+        return self._apply(array, index, lambda old: int(old) ^ value)
 
     def inc(self, array, index, value):
         self._check("inc", array, WITHOUT_SIGN)
@@ -131,29 +138,35 @@ class Atomic:
         value = self._cast(array, value)
         return self._apply(array, index, lambda old: value)
 
+    # Numba's loops around a compare-and-swap: a NaN in memory stays, but nanmax and nanmin replace it; a NaN that is
+    # given changes nothing.
+
     def max(self, array, index, value):
         self._check("max", array, NUMBERS)
         value = self._cast(array, value)
-        return self._apply(array, index, lambda old: old if _isnan(value) or old >= value else value)
+        return self._apply(array, index, lambda old: value if old < value else old)
 
     def min(self, array, index, value):
         self._check("min", array, NUMBERS)
         value = self._cast(array, value)
-        return self._apply(array, index, lambda old: old if _isnan(value) or old <= value else value)
+        return self._apply(array, index, lambda old: value if old > value else old)
 
     def nanmax(self, array, index, value):
         self._check("nanmax", array, NUMBERS)
         value = self._cast(array, value)
-        return self._apply(array, index, lambda old: value if _isnan(old) else self._keep(old, value, max))
+        return self._apply(array, index, lambda old: old if value != value or old >= value else value)
 
     def nanmin(self, array, index, value):
         self._check("nanmin", array, NUMBERS)
         value = self._cast(array, value)
-        return self._apply(array, index, lambda old: value if _isnan(old) else self._keep(old, value, min))
+        return self._apply(array, index, lambda old: old if value != value or old <= value else value)
 
-    @staticmethod
-    def _keep(old, value, choose):
-        return old if _isnan(value) else choose(old, value)
+    def _flushed(self, array, old, value):
+        """The sum of two float32; in global memory `atom.add.f32` makes zeros of subnormal operands and results."""
+        total = old + value
+        if not any(0 < abs(v) < SMALLEST for v in (old, value, total)) or self._machine.is_shared(array):
+            return total
+        return _without_subnormals(_without_subnormals(old) + _without_subnormals(value))
 
     def cas(self, array, index, old, value):
         self._check("cas", array, INTEGERS)
@@ -173,5 +186,5 @@ def _number(value):
     return value if isinstance(value, np.floating) else int(value)
 
 
-def _isnan(value):
-    return isinstance(value, (float, np.floating)) and math.isnan(value)
+def _without_subnormals(value):
+    return np.copysign(float32(0), value) if abs(value) < SMALLEST else value

@@ -95,6 +95,14 @@ class MemorySpaces:
                     return f"{array.name}[{', '.join(str(i) for i in at)}]{whose}"
         return None
 
+    def is_shared(self, array):
+        """Whether an array is in shared memory."""
+        try:
+            self.shared_address(array)
+        except Unsupported:
+            return False
+        return array.__class__ is not CheckedArray or array.memory.space is SHARED
+
     def shared_address(self, array):
         """The address of a shared array's first element in the shared state space."""
         if array.__class__ is CheckedArray:

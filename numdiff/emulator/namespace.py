@@ -15,6 +15,7 @@ from . import functions, values
 from .arrays import CheckedArray, IntegerArray
 from .faults import Unsupported
 from .functions import MATH, EmulatedMath, fma
+from .overloads import overloaded, overloads_of
 from .values import dtype_of, scalar, type_named
 
 TWINS = {}  # id of an intrinsic -> (intrinsic, its twin)
@@ -95,6 +96,8 @@ class Resolver:
         registered = TWINS.get(id(value))
         if registered is not None:
             return self.bind(registered[1])
+        if callable(value) and (overloads := overloads_of(value)):
+            return overloaded(self.machine, name, overloads)
         if isinstance(value, (bool, int, str, bytes, type(None))) and not isinstance(value, np.generic):
             return value
         if isinstance(value, (float, complex, np.generic)):

@@ -30,6 +30,7 @@ from .arithmetic import OPERATIONS
 from .integers import EMPTY, Integers, cast_named, parts_of
 from .loops import WAITING
 from .namespace import TWINS
+from .overloads import overloads_of
 from .signatures import explicit_signatures
 from .values import TYPES, scalar
 
@@ -527,7 +528,7 @@ def is_function(value):
     python = getattr(value, "py_func", value)
     return isinstance(python, types.FunctionType) and "shared" not in python.__code__.co_names and (
         not (python.__module__ or "").startswith("numba.") and id(value) not in TWINS and not explicit_signatures(
-            value))
+            value) and not overloads_of(value))
 
 
 class Rewritten(NamedTuple):

@@ -39,6 +39,8 @@ def type_of(value):
         return types.BaseTuple.from_types(tuple(map(type_of, value)))
     if value is None:
         return types.none
+    if isinstance(value, str):
+        return types.unicode_type
     if isinstance(value, enum.Enum):
         of_enum = types.IntEnumMember if isinstance(value, int) else types.EnumMember
         return of_enum(type(value), type_of(value.value))

@@ -300,3 +300,59 @@ def test_an_atomic_on_what_a_copy_still_writes(order):
     x, y = np.zeros(32, np.float32), np.zeros(32, np.float32)
     faults = faults_of(add_to_a_copy, 1, 32, x, y, order=order)
     fault_at(faults, "cp.async", __file__, marked(__file__, "add too early"))
+
+
+EXTREMES = {"max": max_kernel, "min": min_kernel, "nanmax": nanmax_kernel, "nanmin": nanmin_kernel}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("checks", [True, False])
+def test_extremes_and_nan(name, dtype, checks):
+    """What Numba's loops around a compare-and-swap give: NaN in memory stays, except for nanmax and nanmin; a NaN that
+    is given changes nothing; of two zeros the one in memory stays."""
+    nan, inf = np.nan, np.inf
+    for old in (nan, 1, -inf, 0.0, -0.0):
+        for value in (nan, 2, -2, inf, 0.0, -0.0):
+            x, before = np.array([old], dtype), np.zeros(1, dtype)
+            run(EXTREMES[name], 1, 1, x, np.array([value], dtype), before, checks=checks, float64=True)
+            if np.isnan(value) or np.isnan(old) and not name.startswith("nan"):
+                want = old
+            elif np.isnan(old):
+                want = value
+            else:
+                want = value if (old < value if "max" in name else old > value) else old
+            assert before.tobytes() == np.array([old], dtype).tobytes()
+            assert x.tobytes() == np.array([want], dtype).tobytes(), (name, old, value)
+
+
+@cuda.jit
+def tiny_sums(x, y, value):
+    tile = cuda.shared.array(1, float32)
+    tile[0] = x[0]
+    cuda.atomic.add(tile, 0, value)
+    cuda.atomic.add(x, 0, value)
+    cuda.atomic.sub(y, 0, value)
+    x[1] = tile[0]
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_sums_of_subnormal_numbers_are_zero_in_global_memory(checks):
+    """PTX ISA, `atom`: "atom.add.f32 on global memory flushes subnormal inputs and results to sign-preserving zero"."""
+    x, y = np.array([-1e-40, 0], np.float32), np.array([1e-40], np.float32)
+    run(tiny_sums, 1, 1, x, y, np.float32(-1e-41), checks=checks)
+    assert x[0] == 0 and np.signbit(x[0]) and x[1] == np.float32(-1e-40) + np.float32(-1e-41)
+    assert y[0] == np.float32(1e-40) - np.float32(-1e-41)
+
+
+def test_values_of_atomics_are_converted_to_the_type_of_the_array():
+    @cuda.jit
+    def kernel(a, b):
+        cuda.atomic.and_(a, 0, 13.9)
+        cuda.atomic.or_(a, 1, -1)
+        cuda.atomic.xor(a, 2, (1 << 32) + 5)
+        cuda.atomic.max(b, 0, 3.9)
+        cuda.atomic.max(b, 1, (1 << 32) + 7)
+    a, b = np.array([11, 0, 3], np.uint32), np.array([1, 1], np.int32)
+    run(kernel, 1, 1, a, b)
+    assert a.tolist() == [9, (1 << 32) - 1, 6] and b.tolist() == [3, 7]

@@ -3,7 +3,8 @@ import enum
 
 import numpy as np
 import pytest
-from numba import cuda, float32, float64, int8, int32, int64
+from numba import cuda, float32, float64, int8, int32, int64, types
+from numba.cuda.extending import overload
 
 from numdiff import emulator
 from numdiff.emulator import Emulator, Unsupported
@@ -259,3 +260,35 @@ def test_what_is_only_out_is_not_read():
         b[0] += 1
     with emulator.device(), pytest.raises(emulator.KernelFault, match="reads global b.0., which nobody has written"):
         kernel[1, 1](cuda.Out(np.ones(2)))
+
+
+def stub(x, factor=2):
+    """What Python sees; a kernel gets one of the overloads."""
+
+
+@overload(stub, target="cuda")
+def floats_only(x, factor=2):
+    if isinstance(x, types.Float):
+        def scaled(x, factor=2):
+            return x * factor
+        return scaled
+
+
+@overload(stub, target="cuda")
+def integers_only(x, factor=2):
+    if isinstance(x, types.Integer):
+        return lambda x, factor=2: -x
+
+
+def test_overloads_by_type():
+    def kernel(x, n, y):
+        y[0], y[1], y[2] = stub(x[0]), stub(n[0]), stub(x[0], factor=5)
+    y = np.zeros(3)
+    Emulator(float64=True).launch(cuda.jit(kernel), 1, 1, np.array([1.5]), np.array([7]), y)
+    assert y.tolist() == [3, -7, 7.5]
+
+    def wrong(x):
+        x[0] = stub(x)
+
+    with pytest.raises(Unsupported, match=r"no overload of stub takes \(array\(float64, 1d, C\)\)"):
+        Emulator().launch(cuda.jit(wrong), 1, 1, y)
