@@ -1,6 +1,8 @@
 """Make images with a model. Each image has a seed, so it does not depend on the batch that it was made in."""
+import bisect
 import functools
 import gc
+import itertools
 import math
 import numbers
 from collections.abc import Callable, Iterator
@@ -137,7 +139,7 @@ class Sampling:
         shifted = time_shift is not None and self.diffusion.path_name == "linear"
         self.spacing = spacing or ("timesteps" if self.respacing else "time" if shifted
                                    else self.diffusion.path.default_spacing(self.sampler))
-        self.sigmas = self._path(time_shift).sigmas(self.spacing, steps)
+        self.sigmas = descending_sigmas(self._path(time_shift), self.spacing, steps)
         if self.function is heun and self.spacing == "time":
             self.function = heun_in_time
         self.steps = len(self.sigmas) - 1
@@ -368,6 +370,20 @@ class Sampling:
         self.settings.update(jump=jump, resamples=resamples)
         return {"known": known.astype(np.float32),
                 "mask": np.broadcast_to((mask > 0)[..., None], self.shape).astype(np.float32)}
+
+
+def descending_sigmas(path, spacing, steps):
+    """A path's levels of noise; a `UsageError` where some would be equal, between which no sampler can step."""
+    def levels(count):
+        sigmas = path.sigmas(spacing, count)
+        return sigmas, all(then < now for now, then in itertools.pairwise(sigmas))
+
+    sigmas, descend = levels(steps)
+    if descend:
+        return sigmas
+    most = bisect.bisect_left(range(2, steps), True, key=lambda count: not levels(count)[1]) + 1
+    raise UsageError(f"steps {steps} would repeat noise levels, of which spacing {spacing} has at most {most} here: "
+                     f"use {most}.")
 
 
 def class_labels(model, y, count, slerp=None):

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from numdiff.diffusion import SAMPLERS, alpha_bars, spaced_timesteps
+from numdiff.diffusion import SAMPLERS, alpha_bars, sample, spaced_timesteps
 from numdiff.diffusion.samplers import (
+    WITH_ETA,
     ddim,
     ddpm,
     dpm_solver_pp_2m,
@@ -18,9 +19,12 @@ from numdiff.diffusion.samplers import (
     repaint,
     repaint_path,
 )
+from numdiff.diffusion.sampling import WITH_CHURN
 from numdiff.diffusion.schedule import sampling_sigmas
+from numdiff.errors import UsageError
 from numdiff.kernels.diffusion.sampler import combine
 from tests.conftest import quick
+from tests.diffusion.stub import GaussianModel
 
 MEAN, STD = 0.3, 0.2
 ORDER = {ddim: 1, euler: 1, heun: 2, heun_in_time: 2, dpm_solver_pp_2m: 2}  # of the deterministic samplers
@@ -55,6 +59,44 @@ def normal(rng, shape=(100_000, 1)):
 def start(rng, sigma, shape=(100_000, 1)):
     """Exact samples at the level sigma."""
     return MEAN + math.sqrt(STD**2 + sigma**2) * rng.standard_normal(shape)
+
+
+# The fewest levels ----------------------------------------------------------------------------------------------------
+
+EXTREMES = [*({"steps": steps, "schedule": schedule} for steps in (1, 2, 3) for schedule in ("linear", "cosine")),
+            {"path": "linear", "prediction": "flow"}, {"path": "edm", "prediction": "edm"}]
+
+
+@pytest.mark.parametrize("diffusion", EXTREMES, ids=str)
+def test_any_number_of_steps_is_taken_or_refused(diffusion):
+    """…by every sampler, at the levels of every spacing and with its own settings, also where there is one timestep."""
+    made = set()
+    for learns in (False, *([True] if "steps" in diffusion else [])):
+        model = GaussianModel(learn_sigma=learns, size=2, **diffusion)
+        for name, spacing, steps in itertools.product(SAMPLERS, (None, "timesteps", "karras", "logsnr", "time"),
+                                                      (1, 2, 3, 7)):
+            eta, churn = ([{setting: 1.0}] * (name in names) for setting, names in (("eta", WITH_ETA),
+                                                                                      ("s_churn", WITH_CHURN)))
+            for how in ({}, *eta, *churn):
+                try:
+                    images = sample(model, 1, steps, name, spacing=spacing, **how)
+                except UsageError:
+                    continue
+                assert images.shape == (1, 2, 2, 3)
+                made.add((name, steps))
+    assert made >= {(name, 1) for name in SAMPLERS}
+
+
+@pytest.mark.parametrize("diffusion, how, most", [
+    ({"steps": 1}, {"sampler": "dpm++2m", "steps": 3}, 1), ({"steps": 1}, {"sampler": "heun", "steps": 100_000}, 1),
+    ({"path": "linear", "prediction": "flow", "time_shift": 100.0}, {"sampler": "heun", "steps": 300}, 100)])
+def test_levels_that_would_be_equal_are_refused(diffusion, how, most):
+    model = GaussianModel(size=2, **diffusion)
+    with pytest.raises(UsageError, match=r"^steps .* repeat noise levels, .* at most ([0-9]+) here: use \1.$") as error:
+        sample(model, 1, **how)
+    found = int(str(error.value).rpartition(" ")[2][:-1])
+    assert found == most or most == 100 and 100 <= found < 300
+    sample(model, 1, **{**how, "steps": found})
 
 
 # Mean and variance ----------------------------------------------------------------------------------------------------
