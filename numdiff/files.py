@@ -137,10 +137,62 @@ def check_regular(path, mode):
 
 # Writing --------------------------------------------------------------------------------------------------------------
 
+_held = {}  # {absolute path of a folder: its descriptor}, of `held_folder`
+
+
+class FolderTaken(NumdiffError):
+    """A folder that this process holds has been removed, moved or replaced."""
+
+
+@contextlib.contextmanager
+def held_folder(folder):
+    """Context: files are written to this folder alone, and not to one that is given its name meanwhile; `check_held`.
+
+    An open folder keeps its number (st_ino) for itself, even when it has been removed.
+    """
+    path = os.path.abspath(folder)
+    if os.open not in os.supports_dir_fd or path in _held:  # Windows does not remove a folder with open files
+        yield
+        return
+    _held[path] = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield
+    finally:
+        os.close(_held.pop(path))
+
+
+def check_held(folder):
+    """Raise a `FolderTaken` where another folder, or none, has the name of one that is held."""
+    handle = _held.get(os.path.abspath(folder))
+    if handle is None:
+        return
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(handle), os.stat(folder)):
+            return
+    raise FolderTaken(f"{folder} was removed, moved or replaced while this process wrote to it, so nothing more is "
+                      "written; go on with --resume from where the folder is now, or start a new run.")
+
+
+def _reached(path):
+    """(path, None); or (name, descriptor of the folder) of what is in a held folder."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return (name, _held[folder]) if folder in _held else (path, None)
+
+
+def remove(path):
+    """Remove a file if it is there."""
+    name, at = _reached(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=at)
+
+
 def check_target(what, path):
-    """Raise a `NumdiffError` where writing `path` would replace or follow what is not a regular file."""
+    """Raise a `NumdiffError` where writing `path` would replace or follow what is not a regular file, or its folder is
+    another one than was held."""
+    check_held(os.path.dirname(os.path.abspath(path)))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        mode = os.lstat(path).st_mode
+        name, at = _reached(path)
+        mode = os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
         if stat.S_ISDIR(mode):
             raise cannot_write(what, path, OSError(errno.EISDIR, ""))
         try:
@@ -153,7 +205,8 @@ def open_to_append(path, what):
     """The regular file `path`, or a new one, raw, for appending; it is not truncated, and no link is followed."""
     check_target(what, path)
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NOT_FOLLOWED, 0o666)
+        name, at = _reached(path)
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NOT_FOLLOWED, 0o666, dir_fd=at)
         file = open(handle, "ab", buffering=0)
         check_regular(path, os.fstat(handle).st_mode)
         return file
@@ -213,10 +266,11 @@ def atomic_file(path, what="the file"):
     path = pathlib.Path(path)
     check_target(what, path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    (name, at), final = _reached(temporary), _reached(path)[0]
     try:
         with contextlib.suppress(FileNotFoundError):  # left by a killed process that had our process ID
-            os.unlink(temporary)
-        file = TemporaryFile(temporary, "x+")
+            os.unlink(name, dir_fd=at)
+        file = TemporaryFile(name, "x+", opener=lambda name, flags: os.open(name, flags, 0o666, dir_fd=at))
     except OSError as error:
         raise cannot_write(what, path, error) from error
     try:
@@ -225,13 +279,13 @@ def atomic_file(path, what="the file"):
             yield file
             _force(file)
             check_target(what, path)
-            os.replace(temporary, path)
+            os.replace(name, final, src_dir_fd=at, dst_dir_fd=at)
         _sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(what, path, error) from error
     finally:
         with contextlib.suppress(OSError):  # already gone if all went well
-            os.unlink(temporary)
+            os.unlink(name, dir_fd=at)
 
 
 @contextlib.contextmanager

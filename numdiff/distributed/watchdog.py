@@ -31,6 +31,8 @@ import threading
 import time
 
 from ..children import script_command
+from ..errors import NumdiffError
+from ..files import check_held
 from ..progress import progress
 from ..signals import deferred_signals
 
@@ -312,7 +314,8 @@ def say(text, log=None):
     """Write a line to stderr and to the file `log`, bypassing Python's buffers, whose locks a stuck main thread may
     hold; gives up on each after two seconds."""
     def note():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, NumdiffError):
+            check_held(os.path.dirname(log))
             handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666)
             os.write(handle, (text + "\n").encode())
             os.close(handle)

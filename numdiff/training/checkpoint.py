@@ -28,7 +28,7 @@ import numpy as np
 
 from .. import schema
 from ..errors import NumdiffError, printable
-from ..files import Refused, atomic_file, open_regular, remove_stray_files, set_aside
+from ..files import Refused, atomic_file, check_held, open_regular, remove, remove_stray_files, set_aside
 from ..hdf5 import MAGIC, open_hdf5
 from ..progress import tick
 from ..signals import deferred_signals
@@ -113,11 +113,12 @@ def prune_checkpoints(run_dir, keep):
 
     Damaged files do not count as kept, so the only valid checkpoint of a run is never removed.
     """
+    check_held(run_dir)
     remove_stray_files(run_dir)
     valid, removed = 0, []
     for path in list_checkpoints(run_dir):
         if valid >= max(keep, 1):
-            path.unlink(missing_ok=True)
+            remove(path)
             removed.append(path)
         elif why_damaged(path) is None:
             valid += 1

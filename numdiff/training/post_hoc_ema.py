@@ -29,7 +29,7 @@ import numpy as np
 
 from ..device import download
 from ..errors import NumdiffError, UsageError, printable
-from ..files import set_aside
+from ..files import remove, set_aside
 from ..kernels.optimizer.power_ema import NARROWEST, WIDEST, gamma_of
 from ..nn.module import same_index
 from .checkpoint import buffer_names, load_checkpoint, load_meta, save_checkpoint, why_damaged
@@ -118,7 +118,7 @@ def save_snapshot(run_dir, trainer, averages, meta, options):
     if len(snapshots) > options.ema_snapshots + 1:
         for step, path in snapshots[:-1]:
             if step % every:
-                path.unlink(missing_ok=True)
+                remove(path)
 
 
 def set_aside_snapshots(run_dir, step):

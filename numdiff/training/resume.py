@@ -11,6 +11,7 @@ import numpy as np
 from ..data.fingerprint import difference, reordered
 from ..diffusion.process import make_diffusion
 from ..errors import NumdiffError, UsageError
+from ..files import check_held
 from ..kernels.optimizer.step_state import learning_rate_forward_reference
 from ..nn.module import same_index
 from ..settings import counted, say
@@ -59,6 +60,7 @@ def why_no_step(run_dir, done, asked):
 def prepare_resumed(options, run_dir, step):
     """Save the options that a resumed run goes on with, and set aside the checkpoints after its step."""
     options.save(pathlib.Path(run_dir) / "options.json")
+    check_held(run_dir)
     set_aside_later(run_dir, step)
     set_aside_snapshots(run_dir, step)
 

@@ -26,7 +26,7 @@ from ..device.roof import peak_flops
 from ..distributed.communicator import connect
 from ..distributed.together import stop_signals
 from ..errors import NumdiffError, visibly
-from ..files import WriteError
+from ..files import WriteError, check_held, held_folder
 from ..progress import doing
 from ..settings import flag
 from .build import (
@@ -100,22 +100,24 @@ def train(options: TrainOptions, resume: str | None = None, dry_run: bool = Fals
     """
     echo = visibly(echo)
     communicator = connect(options.transport, options.device, options.rank_timeout)
-    with communicator.job():
+    with communicator.job(), contextlib.ExitStack() as held:
         return _train_job(communicator, options, resume, dry_run, Output(echo if communicator.rank == 0 else _silent),
-                          new_data)
+                          new_data, lambda run_dir: communicator.first(held.enter_context, held_folder(run_dir)))
 
 
 def _silent(text):
     """What ranks above 0 print: nothing."""
 
 
-def _train_job(communicator, options, resume, dry_run, echo, new_data):
+def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
+    """hold(run_dir): from now on nothing is written to another folder that is given this one's name."""
     communicator.check_options({**{flag(k): v for k, v in options.to_json().items()}, "--resume": resume,
                                 "--new-data": new_data, "the version of numdiff": __version__})
     state = None
     if resume is not None:
         check_split(options, communicator)
         run_dir, checkpoint = communicator.first(find_resume, resume, options.outdir, echo)
+        hold(run_dir)
         with doing("reading the checkpoint"):
             state, meta = load_checkpoint_on_first(communicator, checkpoint)
     dataset = open_data(communicator, options)
@@ -143,6 +145,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data):
         raise Stopped("stopped before the first step, as nobody reads the output.", SIGPIPE)
     if state is None:
         run_dir = communicator.first(create_run, options)
+        hold(run_dir)
         echo(f"run       {run_dir}")
     else:
         check_same_model(meta, model, checkpoint)
@@ -263,6 +266,7 @@ def saying_how_to_go_on(options, run_dir):
     try:
         yield
     except WriteError as error:
+        check_held(run_dir)
         newest = newest_checkpoint(run_dir)
         if newest is None:
             raise
@@ -326,6 +330,7 @@ def _train(options, trainer, previews, run_dir, output):
 
         @saying_how_to_go_on(options, run_dir)
         def report(reports):
+            check_held(run_dir)
             if written and written[0].done():
                 settle()
             last = next((r for r in reversed(reports) if math.isfinite(r.gradient_norm)), reports[-1])

@@ -196,7 +196,7 @@ def test_errors_at_the_end_leave_the_old_file(tmp_path, monkeypatch, moment):
     save_steps(tmp_path, 1)
     before = (tmp_path / checkpoint_name(1)).read_bytes()
 
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files.os, moment, fail)

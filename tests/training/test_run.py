@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,10 +126,10 @@ def test_resume_gives_the_same_bits(tmp_path):
                                         ("averages-00000002.h5", 0), ("checkpoint-00000000.h5", None)])
 @pytest.mark.usefixtures("no_curves")
 def test_a_full_disk_ends_a_run_that_says_how_to_go_on(tmp_path, monkeypatch, what, step):
-    def replace(temporary, path):
+    def replace(temporary, path, **where):
         if os.path.basename(path) == what:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.rename(temporary, path)
+        os.rename(temporary, path, **where)
 
     monkeypatch.setattr(files.os, "replace", replace)
     with pytest.raises(NumdiffError, match=f"^cannot write .*{what}: the disk is full; free some space or") as caught:
@@ -235,6 +236,56 @@ def test_another_split_of_the_batch_is_said_at_a_resume(tmp_path):
     _, lines = run(tmp_path, 4, resume=str(folder), sample_count=0, microbatch=2)
     assert sum(line.startswith("ranks     1 rank in parts of 2 images now, 1 rank in parts of 4 images before: sums "
                                "are rounded in another order") for line in lines) == 1
+
+
+@needs("posix")
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize("what", ["removed", "moved", "replaced"])
+def test_a_run_does_not_write_into_the_folder_of_another(tmp_path, what):
+    options = resolve({**SMALL, "outdir": str(tmp_path), "steps": 8, "keep": 1, "sample_count": 0})
+    folder = tmp_path / "00000-unet-tiny"
+
+    def content():
+        return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.exists() else None
+
+    def disturb(line):
+        if line.startswith("step 4/"):
+            folder.rename(tmp_path / "elsewhere")
+            if what == "removed":
+                shutil.rmtree(tmp_path / "elsewhere")
+            if what == "replaced":
+                folder.mkdir()
+                for name in ("checkpoint-00000001.h5", "checkpoint-00000002.h5", "stats.jsonl"):
+                    shutil.copy(next((tmp_path / "elsewhere").glob("checkpoint-*.h5")), folder / name)
+            there.append(content())
+
+    there = []
+    with pytest.raises(NumdiffError, match="00000-unet-tiny was removed, moved or replaced while .* nothing more is "
+                                           "written; go on with --resume from where .* or start a new run"):
+        train(options, echo=disturb)
+    assert [content()] == there
+    if what != "removed":  # it is whole, and goes on
+        assert train(options, resume=str(tmp_path / "elsewhere"), echo=lambda _: None)
+
+
+@needs("posix")
+def test_no_file_appears_in_a_folder_that_replaces_a_held_one(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with files.held_folder(folder):
+        files.write_text(folder / "a", "1")
+        with pytest.raises(files.FolderTaken):
+            with files.atomic_file(folder / "b") as file:
+                file.write(b"2")
+                folder.rename(tmp_path / "old")
+                folder.mkdir()
+        (folder / "a").write_text("3")
+        files.remove(folder / "a")  # of the held one
+        for name in ("b", ".lock"):
+            with pytest.raises(files.FolderTaken):
+                files.open_to_append(folder / name, "it")
+    assert [path.name for path in folder.iterdir()] == ["a"] and not list((tmp_path / "old").iterdir())
+    files.write_text(folder / "a", "4")
 
 
 def test_a_curve_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch):
