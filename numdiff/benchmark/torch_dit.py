@@ -137,7 +137,8 @@ class TorchDiT(nn.Module):
 
     def __init__(self, image_size=32, in_channels=4, patch_size=2, hidden_size=1152, depth=28, num_heads=16,
                  mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True, norm="layer", qk_norm=False,
-                 rope=False, mlp="gelu", shift=True, attention="full", sla_topk=0.2):
+                 rope=False, mlp="gelu", shift=True, attention="full", sla_topk=0.2,
+                 sla_linear="rest"):
         if attention != "full":
             raise UsageError("--versus torch: PyTorch has no sparse-linear attention to compare with; leave one of "
                              "them out.")

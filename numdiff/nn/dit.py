@@ -12,6 +12,8 @@ their weights load as they are. Read top-down: the tables of sizes, the parts, t
     shift          True                  False: a block's norms are scaled, but not shifted, by the conditioning
     attention      "full"                "sla": sparse-linear attention (Zhang et al. 2025, arXiv:2509.24006), for many
                                          tokens; softmax attention to the share sla_topk of the blocks of 64 keys
+    sla_linear     "rest": without       "all": its linear part takes all keys, as in the authors' current code; weights
+                   these blocks          tuned with one do not fit the other
 
 Shapes are channels-last: x is (B, H, W, C); inside, an image is T tokens of D channels, (B, T, D).
 """
@@ -41,8 +43,8 @@ SIZES = {  # what the letters stand for
 }
 MODELS = {f"DiT-{letter}/{p}": {**size, "patch_size": p} for letter, size in SIZES.items() for p in (2, 4, 8)}
 PLAIN = {"norm": "layer", "qk_norm": False, "rope": False, "mlp": "gelu", "shift": True, "attention": "full",
-         "sla_topk": 0.2}  # the block of 2022
-SPARSE = "attention", "sla_topk"  # of these, what no published model has
+         "sla_topk": 0.2, "sla_linear": "rest"}  # the block of 2022
+SPARSE = "attention", "sla_topk", "sla_linear"  # of these, what no published model has
 LIGHTNING = {**PLAIN, "norm": "rms", "rope": True, "mlp": "swiglu"}  # as it was published
 MODELS |= {f"LightningDiT-{letter}/{p}": {**size, "patch_size": p, **LIGHTNING} for letter, size in SIZES.items()
            for p in (1, 2)}
@@ -52,7 +54,7 @@ MODELS |= {"DiT-Tiny": {"depth": 6, "hidden_size": 192, "num_heads": 6, "patch_s
            "LightningDiT-Small/4": {**SIZES["S"], "patch_size": 4, **LIGHTNING, "qk_norm": True, "shift": False}}
 FREQUENCIES = 256  # channels of the timestep's sinusoids, whatever the model's width
 EPS = 1e-6  # of every norm
-NORMS, MLPS, ATTENTIONS = ("layer", "rms"), ("gelu", "swiglu"), ("full", "sla")
+NORMS, MLPS, ATTENTIONS, LINEAR = ("layer", "rms"), ("gelu", "swiglu"), ("full", "sla"), ("rest", "all")
 WIDTH = 8  # the width of a SwiGLU is rounded up to a multiple of this: kernels read 16 bytes of float16 at a time
 
 
@@ -115,18 +117,19 @@ class HeadNorm(Module):
 
 class Attention(Module):
     """sla_topk: None for attention to all keys; else sparse-linear attention, whose linear part passes through proj_l,
-    the same layer for all heads, which starts from zero: the softmax part alone."""
+    the same layer for all heads, which starts from zero: the softmax part alone. sla_linear: see the head of this file
+    """
 
     ends_in = "proj"
 
-    def __init__(self, hidden, heads, qk_norm=False, sla_topk=None):
+    def __init__(self, hidden, heads, qk_norm=False, sla_topk=None, sla_linear="rest"):
         self.qkv = Linear(hidden, 3 * hidden, initial=xavier, matrices=3)
         if qk_norm:
             self.q_norm, self.k_norm = HeadNorm(hidden // heads), HeadNorm(hidden // heads)
         self.proj = Linear(hidden, hidden, initial=xavier)
         if sla_topk is not None:
             self.proj_l = Linear(hidden // heads, hidden // heads, zero=True, matrices=0)
-        self.heads, self.qk_norm, self.sla_topk = heads, qk_norm, sla_topk
+        self.heads, self.qk_norm, self.sla_topk, self.all_keys = heads, qk_norm, sla_topk, sla_linear == "all"
 
     def forward(self, x, rotation=None, residual=None, gate=None):
         qkv = self.qkv(x)  # (B, T, 3 D)
@@ -136,7 +139,7 @@ class Attention(Module):
         if self.sla_topk is None:
             return self.proj(F.attention(qkv, self.heads, "new"), residual, gate)  # (B, T, D)
         return self.proj(F.sparse_linear_attention(qkv, self.heads, self.sla_topk, self.proj_l.weight,
-                                                   self.proj_l.bias, "new"), residual, gate)
+                                                   self.proj_l.bias, "new", self.all_keys), residual, gate)
 
 
 class Mlp(Module):
@@ -181,9 +184,10 @@ class SwiGLU(Module):
 class Block(Module):
     """Attention, then an MLP, each normalised, shifted, scaled and gated by the conditioning (adaLN-Zero)."""
 
-    def __init__(self, hidden, heads, mlp_ratio, norm="layer", qk_norm=False, mlp="gelu", shift=True, sla_topk=None):
+    def __init__(self, hidden, heads, mlp_ratio, norm="layer", qk_norm=False, mlp="gelu", shift=True, sla_topk=None,
+                 sla_linear="rest"):
         self.norm1, self.norm2 = Norm(hidden, norm), Norm(hidden, norm)
-        self.attn = Attention(hidden, heads, qk_norm, sla_topk)
+        self.attn = Attention(hidden, heads, qk_norm, sla_topk, sla_linear)
         self.mlp = (SwiGLU if mlp == "swiglu" else Mlp)(hidden, mlp_width(hidden, mlp_ratio, mlp))
         rows = (6 if shift else 4) * hidden
         # 0 is the SiLU, done once; no matrix for Muon: it sees one row an image, and learnt slower with it
@@ -240,7 +244,7 @@ class DiT(Model):
     class_dropout: share of the images that lose their class in training; above 0 there is a null class, num_classes
     learn_sigma: the output has twice as many channels; the second half gives the variance (see
         kernels/diffusion/vlb.py)
-    norm, qk_norm, rope, mlp, shift, attention, sla_topk: the block, see the head of this file
+    norm, qk_norm, rope, mlp, shift, attention, sla_topk, sla_linear: the block, see the head of this file
     device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
 
@@ -254,7 +258,7 @@ class DiT(Model):
                  depth: int = 28, num_heads: int = 16, mlp_ratio: float = 4.0, num_classes: int | None = 1000,
                  class_dropout: float = 0.1, learn_sigma: bool = True, norm: str = "layer", qk_norm: bool = False,
                  rope: bool = False, mlp: str = "gelu", shift: bool = True, attention: str = "full",
-                 sla_topk: float = 0.2, device: Any = "auto", seed: int | None = 0):
+                 sla_topk: float = 0.2, sla_linear: str = "rest", device: Any = "auto", seed: int | None = 0):
         self.options = constructor_options(locals())
         check_options(self.options)
         self.image_size, self.in_channels, self.patch_size = image_size, in_channels, patch_size
@@ -267,8 +271,8 @@ class DiT(Model):
         if num_classes is not None:
             self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout)
         topk = sla_topk if attention == "sla" else None
-        self.blocks = Numbered({i: Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift, topk)
-                                for i in range(depth)})
+        self.blocks = Numbered({i: Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift, topk,
+                                         sla_linear) for i in range(depth)})
         self.final_layer = FinalLayer(hidden_size, patch_size * patch_size * self.out_channels, norm)
         grid = image_size // patch_size
         self._finish(device, seed, fixed=grid * grid * hidden_size)
@@ -429,7 +433,7 @@ def check_options(options):
         raise UsageError(f"hidden_size {hidden} does not divide into {heads} heads: change num_heads.")
     if hidden % 4:
         raise UsageError(f"hidden_size {hidden} must be a multiple of 4: sines and cosines of row and column share it.")
-    for name, choices in (("norm", NORMS), ("mlp", MLPS), ("attention", ATTENTIONS)):
+    for name, choices in (("norm", NORMS), ("mlp", MLPS), ("attention", ATTENTIONS), ("sla_linear", LINEAR)):
         if options[name] not in choices:
             raise UsageError(f"{name} {options[name]!r:.60} does not exist: use {' or '.join(choices)}.")
     if options["attention"] == "sla":

@@ -26,7 +26,7 @@ from .run_folder import find_checkpoint
 CLASSES_LISTED = 12
 FREE = ("image_size", "num_classes", "class_dropout", "dropout")  # options of a model that a new run may change
 SILENT = ("image_size", "num_heads", "num_heads_upsample", "num_head_channels", "use_new_attention_order", "max_period",
-          "rope", "sla_topk")  # those that some files do not tell
+          "rope", "sla_topk", "sla_linear")  # those that some files do not tell
 _last = {}  # the last file read, and what it held: its settings are needed before the model, its weights after it
 
 

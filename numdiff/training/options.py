@@ -166,8 +166,10 @@ def resolve(given, capability=None):
             told = "--no-fp8-promotion" if name == "fp8_promotion" else f"{flag(name)} {say(given[name])}"
             raise UsageError(f"{told} is of --precision {' and '.join(needs)}, and this run computes in "
                              f"{options.precision}: leave it out.")
-    if "sla_topk" in asked and options.attention != "sla":
-        raise UsageError(f"--sla-topk {options.sla_topk:g} needs --attention sla: add it, or leave this out.")
+    for name in ("sla_topk", "sla_linear"):
+        if name in asked and options.attention != "sla":
+            raise UsageError(f"{flag(name)} {say(getattr(options, name))} needs --attention sla: add it, or leave this "
+                             "out.")
     if "ema_snapshots" in given and not options.ema_std:
         raise UsageError(f"--ema-snapshots {options.ema_snapshots} needs --ema-std, whose averages it stores: add it, "
                          "such as 0.05,0.10, or leave this out.")

@@ -103,7 +103,8 @@ def test_options_from_shapes(name):
     assert guessed.pop("rows") == rows
     options = {**PLAIN, **options}
     assert all(guessed[key] == options[key] for key in guessed)
-    without = {"num_heads", "num_classes", "class_dropout", "sla_topk"} | (set() if options["rope"] else {"rope"})
+    without = {"num_heads", "num_classes", "class_dropout", "sla_topk", "sla_linear"}
+    without |= set() if options["rope"] else {"rope"}
     assert guessed.keys() >= options.keys() - without
     assert "num_heads" in guessed or not (options["rope"] or options["qk_norm"])
     assert "image_size" not in guess_dit_options(state)

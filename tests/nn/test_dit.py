@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from numdiff import kernels as K
 from numdiff.device import download, upload
 from numdiff.device.emulator import EmulatorDevice, get_emulator
 from numdiff.errors import NumdiffError, UsageError
@@ -36,7 +37,7 @@ def fill(model, rng):
     {"patch_size": 4}, {"patch_size": 8}, {"image_size": 6, "patch_size": 3}, {"mlp_ratio": 2.5}, {"depth": 1},
     {"hidden_size": 36, "num_heads": 3}, {"norm": "rms"}, {"qk_norm": True}, {"rope": True}, {"mlp": "swiglu"},
     {"shift": False}, LIGHTNING, {"image_size": 18, "attention": "sla"},
-    {"image_size": 18, "attention": "sla", "sla_topk": 1.0, **LIGHTNING}])
+    {"image_size": 18, "attention": "sla", "sla_topk": 1.0, "sla_linear": "all", **LIGHTNING}])
 def test_every_option_runs_and_keeps_its_shape(rng, options):
     model = fill(tiny(**options), rng)
     size, channels = model.image_size, model.in_channels
@@ -243,6 +244,21 @@ def test_sparse_attention_starts_as_attention_to_what_it_chooses(rng):
     assert forward_flops(few) < forward_flops(full) and dit_parameter_counts(few.options)[1] == few.parameters.trained
     fewer = forward_flops(full) - forward_flops(few)
     assert fewer == 4 * 289 * (289 - 64) * 32 - 6 * 289 * 32 * 16
+
+
+def test_the_linear_part_over_all_keys(rng):
+    """`sla_linear` reaches the kernels of both passes."""
+    x = rng.standard_normal((1, 130, 96)).astype(np.float32)
+    for choice, all_keys in (("rest", False), ("all", True)):
+        attn = fill(tiny(image_size=18, depth=1, attention="sla", sla_linear=choice), rng).blocks.modules[0].attn
+        leaf, (weight, bias) = Tensor(x, requires_grad=True), (attn.proj_l.weight, attn.proj_l.bias)
+        with Tape() as tape:
+            y = F.sparse_linear_attention(leaf, 2, 0.5, weight, bias, "new", attn.all_keys)
+        tape.backward(y, y.data)
+        want, kept = K.sla_forward(x, weight.data, bias.data, 2, 0.5, "new", all_keys=all_keys)
+        np.testing.assert_array_equal(y.data, want)
+        np.testing.assert_array_equal(leaf.grad, K.sla_backward(want, x, want, kept, weight.data, bias.data, None, None,
+                                                                2, "new", all_keys=all_keys))
 
 
 @pytest.mark.parametrize("options, message", [

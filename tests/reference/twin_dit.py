@@ -84,8 +84,9 @@ def turned(x, side):
     return torch.view_as_real(numbers * turn).reshape(x.shape)
 
 
-def sparse_linear(q, k, v, topk, project):
-    """Zhang et al. 2025, arXiv:2509.24006, with all T × T numbers: q k v (batch, heads, T, channels)."""
+def sparse_linear(q, k, v, topk, project, all_keys=False):
+    """Zhang et al. 2025, arXiv:2509.24006, with all T × T numbers: q k v (batch, heads, T, channels).
+    all_keys: the linear part takes the critical keys, too."""
     T, block = q.shape[2], 64
     starts = range(0, T, block)
 
@@ -98,13 +99,14 @@ def sparse_linear(q, k, v, topk, project):
         chosen = torch.zeros_like(scores).scatter_(-1, scores.topk(count, -1).indices, 1).bool()
         critical = chosen.repeat_interleave(block, 2).repeat_interleave(block, 3)[:, :, :T, :T]
     dots = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~critical, -math.inf)
-    share = (torch.softmax(q, -1) @ torch.softmax(k, -1).transpose(-1, -2)).masked_fill(critical, 0)
+    share = (torch.softmax(q, -1) @ torch.softmax(k, -1).transpose(-1, -2)).masked_fill(critical & (not all_keys), 0)
     return torch.softmax(dots, -1) @ v + project(share / share.sum(-1, keepdim=True) @ v)
 
 
 class Attention(nn.Module):
-    def __init__(self, width, heads, qk_norm, side, topk):
+    def __init__(self, width, heads, qk_norm, side, topk, all_keys):
         super().__init__()
+        self.all_keys = all_keys
         self.heads, self.side, self.qk_norm = heads, side, qk_norm
         self.qkv = nn.Linear(width, 3 * width)
         if qk_norm:
@@ -122,7 +124,8 @@ class Attention(nn.Module):
         if self.side:
             q, k = turned(q, self.side), turned(k, self.side)
         if self.topk is not None:
-            y = sparse_linear(*(part.transpose(1, 2) for part in (q, k, v)), self.topk, self.proj_l)
+            y = sparse_linear(*(part.transpose(1, 2) for part in (q, k, v)), self.topk, self.proj_l,
+                              self.all_keys)
             return self.proj(y.transpose(1, 2).reshape(batch, length, width))
         weight = torch.softmax(torch.einsum("bthc,bshc->bhts", q, k) / math.sqrt(q.shape[-1]), dim=-1)
         return self.proj(torch.einsum("bhts,bshc->bthc", weight, v).reshape(batch, length, width))
@@ -161,10 +164,10 @@ def normaliser(kind, width):
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads, ratio, side, norm, qk_norm, rope, mlp, shift, topk):
+    def __init__(self, width, heads, ratio, side, norm, qk_norm, rope, mlp, shift, topk, all_keys):
         super().__init__()
         self.norm1, self.norm2 = normaliser(norm, width), normaliser(norm, width)
-        self.attn = Attention(width, heads, qk_norm, side if rope else None, topk)
+        self.attn = Attention(width, heads, qk_norm, side if rope else None, topk, all_keys)
         inner = int(width * ratio)
         self.mlp = GatedPerceptron(width, int(2 / 3 * inner)) if mlp == "swiglu" else Perceptron(width, inner)
         self.shift = shift
@@ -197,7 +200,8 @@ class Twin(nn.Module):
 
     def __init__(self, image_size=32, in_channels=4, patch_size=2, hidden_size=1152, depth=28, num_heads=16,
                  mlp_ratio=4.0, num_classes=1000, class_dropout=0.1, learn_sigma=True, norm="layer", qk_norm=False,
-                 rope=False, mlp="gelu", shift=True, attention="full", sla_topk=0.2):
+                 rope=False, mlp="gelu", shift=True, attention="full", sla_topk=0.2,
+                 sla_linear="rest"):
         super().__init__()
         self.patch, self.side = patch_size, image_size // patch_size
         self.outputs = in_channels * (2 if learn_sigma else 1)
@@ -207,7 +211,7 @@ class Twin(nn.Module):
         self.y_embedder = Labels(num_classes + (class_dropout > 0), hidden_size) if num_classes else None
         topk = sla_topk if attention == "sla" else None
         self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio, self.side, norm, qk_norm, rope, mlp, shift,
-                                          topk) for _ in range(depth))
+                                          topk, sla_linear == "all") for _ in range(depth))
         self.final_layer = Final(hidden_size, patch_size ** 2 * self.outputs, norm)
 
     def forward(self, x, t, y=None):

@@ -31,7 +31,7 @@ def stored_state(name):
 FREE = {"latents": {"num_heads": 3}, "pixels": {"num_heads": 2, "num_classes": 5}, "plain": {"num_heads": 5},
         "head_72": {"num_heads": 2}, "rms": {"num_heads": 3}, "qk_norm": {}, "rope": {"num_heads": 3, "rope": True},
         "swiglu": {"num_heads": 3}, "no_shift": {"num_heads": 3}, "lightning": {"rope": True},
-        "sla": {"sla_topk": 0.5}}
+        "sla": {"sla_topk": 0.5, "sla_linear": "rest"}}
 
 
 @pytest.mark.parametrize("positions", [True, False], ids=["with_positions", "without"])
@@ -248,6 +248,9 @@ def test_what_other_programs_get_of_sparse_attention(tmp_path):
         convert(tmp_path / "learned.h5", tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
     assert "attention to all tokens" in convert(tmp_path / "zero.h5", tmp_path / "folder").notes[0][1]
+    np.savez(tmp_path / "foreign.npz", **load_state_dict(tmp_path / "out.safetensors"))
+    foreign = convert(tmp_path / "foreign.npz", tmp_path / "foreign.h5")
+    assert again.options["sla_linear"] == "rest" and foreign.options["sla_linear"] == "all"
     with pytest.raises(UsageError, match="--sla-topk: .* has no tensors of sparse-linear attention"):
         convert(tmp_path / "folder", tmp_path / "x.h5", sla_topk=0.5)
 

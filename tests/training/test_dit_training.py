@@ -62,6 +62,7 @@ def test_sparse_linear_attention_trains_and_resumes_bitwise():
     model = {"image_size": 18, "depth": 1, "attention": "sla", "sla_topk": 0.5}
     images = np.random.default_rng(0).integers(0, 256, (24, 18, 18, 3), np.uint8)
     for more in ({}, {"optimizer": "muon"}):
+        model["sla_linear"] = "all" if more else "rest"
         whole, first, second = (make("cpu", images, model=model, learning_rate=3e-3, **more) for _ in range(3))
         values = losses(whole, 4)
         assert np.abs(whole.model.arrays()["blocks.0.attn.proj_l.weight"]).max() > 1e-4

@@ -433,6 +433,8 @@ def test_what_belongs_to_another_setting_needs_it():
         resolve_cpu(ema_snapshots=4)
     with pytest.raises(UsageError, match="--sla-topk 0.5 needs --attention sla"):
         resolve_cpu(model="dit", sla_topk=0.5)
+    with pytest.raises(UsageError, match="--sla-linear all needs --attention sla"):
+        resolve_cpu(model="dit", sla_linear="all")
     for given, text in (({"loss_scale": 100.0}, "--loss-scale 100 is of --precision fp16 and fp8"),
                         ({"loss_scale_rule": "log2"}, "--loss-scale-rule log2 is of --precision fp16 and fp8"),
                         ({"fp8_promotion": False}, "--no-fp8-promotion is of --precision fp8")):

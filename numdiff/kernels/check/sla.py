@@ -8,9 +8,9 @@ from .case import HALF_TOLERANCE, TOLERANCE, Case
 
 
 def sla_cases():
-    def case(HS, T, share, versions, heads=1, order="new", half=False, long=0):
+    def case(HS, T, share, versions, heads=1, order="new", half=False, long=0, all_keys=False):
         label = f"{'float16, ' if half else ''}{order}, HS {HS}, T {T}, share {share}"
-        label += ", long lists first" * (long > 0)
+        label += ", long lists first" * (long > 0) + ", all keys" * all_keys
         rounded = np.float16 if half else np.float32
 
         def inputs(rng):
@@ -20,14 +20,15 @@ def sla_cases():
             made["bias"], made["dbias"] = rng.standard_normal((2, HS)).astype(np.float32)
             made["dweight"] = rng.standard_normal((HS, HS)).astype(np.float32)
             exact = (made[name].astype(np.float64) for name in ("qkv", "weight", "bias"))
-            y, kept = sla.sla_forward(*exact, heads, share, order)
+            y, kept = sla.sla_forward(*exact, heads, share, order, all_keys=all_keys)
             made["y"] = y.astype(rounded)
             made |= {name: a.astype(np.int32 if name == "critical" else rounded if name == "S" else np.float32)
                      for name, a in kept._asdict().items()}
             return made
 
         def forward(a, version):
-            y, kept = sla.sla_forward(a.qkv, a.weight, a.bias, heads, share, order, version=version)
+            y, kept = sla.sla_forward(a.qkv, a.weight, a.bias, heads, share, order, version=version,
+                                      all_keys=all_keys)
             return y, *kept
 
         def backward(a, version):
@@ -35,7 +36,7 @@ def sla_cases():
             given, launcher.long_list = launcher.long_list, lambda count: long
             try:
                 dqkv = sla.sla_backward(a.dy, a.qkv, a.y, kept, a.weight, a.bias, a.dweight, a.dbias, heads, order,
-                                        version=version)
+                                        version=version, all_keys=all_keys)
             finally:
                 launcher.long_list = given
             return dqkv, a.dweight, a.dbias
@@ -55,6 +56,9 @@ def sla_cases():
     yield from case(32, 130, 0.7, (2,), half=True)  # lists of two, of keys, and of three, two and one, of queries
     yield from case(32, 65, 1.0, (2,), half=True, heads=2, order="legacy")
     yield from case(32, 130, 0.7, (2,), half=True, long=2)
+    yield from case(8, 66, 0.5, (1,), all_keys=True)
+    yield from case(32, 65, 0.5, (2,), half=True, all_keys=True)
+    yield from case(32, 65, 0.5, (3,), half=True, all_keys=True)
     yield rest_case(130, 7)
 
 

@@ -9,7 +9,7 @@ from .kind import ModelKind
 ARCHITECTURES = (*(f"DiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)),
                  *(f"LightningDiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (1, 2)),
                  "DiT-Tiny", "LightningDiT-Tiny/2", "LightningDiT-Small/4")
-MEASURED = ("architecture", "num_classes", "attention", "sla_topk")  # that bench and profile have
+MEASURED = ("architecture", "num_classes", "attention", "sla_topk", "sla_linear")  # that bench and profile have
 BLOCK = ("norm", "qk_norm", "rope", "mlp", "shift")  # settings of the block
 MAX_POSITION_BYTES = 32 << 20  # of the positions, which are not in a file, or as many as its weights
 
@@ -49,6 +49,9 @@ class DiTSettings:
         "the blocks of 64 tokens that matter most, linear to the rest.", choices=("full", "sla"), model=SAME)
     sla_topk: float = setting(0.2, "With --attention sla: the share of the blocks that is attended to exactly.",
         unit="SHARE", above=0, high=1, model=SAME)
+    sla_linear: str = setting("rest",
+        "With --attention sla: the keys that the linear part takes: those of the other blocks, or all, as the authors' "
+        "current code has it.", choices=("rest", "all"), model=SAME)
     num_classes: int | None = setting(None, "Classes of the model.  [default: those of the dataset]", unit="N", low=1,
         high=1 << 20)
 
@@ -142,7 +145,8 @@ class DiTKind(ModelKind):
 
     def may_become(self, name, theirs, own):
         """Attention to all can become sparse; what has learned with a linear part cannot go without."""
-        return theirs == own or name == "sla_topk" or (name, theirs, own) == ("attention", "full", "sla")
+        return theirs == own or name in ("sla_topk", "sla_linear") or (
+            (name, theirs, own) == ("attention", "full", "sla"))
 
     def resized(self, theirs, own):
         now, before = (sizes["image_size"] // sizes["patch_size"] for sizes in (own, theirs))
@@ -225,6 +229,7 @@ def describe_block(sizes):
              "mlp": {"swiglu": "SwiGLU"}, "shift": {False: "no shift"}}
     said = "".join(f", {words[name][sizes[name]]}" for name in BLOCK if sizes[name] in words[name])
     sparse = f", sparse-linear attention to {sizes['sla_topk']:g} of the blocks"
+    sparse += ", linear to all keys" * (sizes.get("sla_linear") == "all")
     return said + sparse * (sizes.get("attention") == "sla")
 
 

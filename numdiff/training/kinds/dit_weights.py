@@ -45,11 +45,12 @@ from .weights import (
 
 SLA = ".attn.proj_l."  # within the names of sparse-linear attention's own tensors
 TOPK = number(0, math.nextafter(1, 2), low_too=False)  # above 0, at most 1
+OF_SLA = "sla_topk", "sla_linear"
 
 
 class DiTWeights(Weights):
     free = {"image_size": IMAGE_SIZE, "num_heads": COUNT, "num_classes": CLASSES, "class_dropout": SHARE,
-            "rope": yes_or_no, "sla_topk": TOPK}
+            "rope": yes_or_no, "sla_topk": TOPK, "sla_linear": lambda v: v in ("rest", "all")}
 
     def recognises(self, state_dict):
         return is_dit(state_dict)
@@ -57,10 +58,11 @@ class DiTWeights(Weights):
     def shown_by(self, state_dict):
         if "x_embedder.proj.weight" not in state_dict:
             return ()
-        return guess_dit_options(state_dict).keys() | ({"sla_topk"} if not any(SLA in n for n in state_dict) else set())
+        return guess_dit_options(state_dict).keys() | (set() if any(SLA in n for n in state_dict) else {*OF_SLA})
 
     def complete(self, source, state_dict, told, free):
-        ratio, depth, told = told.get("mlp_ratio"), told.get("depth", 0), self.believed(told, free)
+        ratio, depth, numdiffs = told.get("mlp_ratio"), told.get("depth", 0), "sla_topk" in told
+        told = self.believed(told, free)
         try:
             guessed = guess_dit_options(state_dict, depth if COUNT(depth) else 0)
         except NumdiffError as error:
@@ -69,9 +71,12 @@ class DiTWeights(Weights):
         if guessed.get("rope") and free.get("rope") is False:
             raise UsageError(f"--no-rope: {source} holds the angles of a rotary embedding ({ROTATION[0]}); leave it "
                              "out.")
-        if "sla_topk" in free and guessed.get("attention") != "sla":
-            raise UsageError(f"--sla-topk: {source} has no tensors of sparse-linear attention (blocks.0{SLA}weight); "
-                             "leave it out.")
+        for name in OF_SLA:
+            if name in free and guessed.get("attention") != "sla":
+                raise UsageError(f"{self.option(name)}: {source} has no tensors of sparse-linear attention "
+                                 f"(blocks.0{SLA}weight); leave it out.")
+        if guessed.get("attention") == "sla" and not numdiffs:  # the authors' code, whose linear part takes all keys
+            told = {"sla_linear": "all", **told}
         if _same_width(guessed, ratio):
             guessed["mlp_ratio"] = ratio
         heads = {key: told[key] for key in ("num_heads",) if key in told}  # from a published size: only likely

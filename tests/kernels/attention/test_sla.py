@@ -18,6 +18,7 @@ from tests.kernels.attention.test_unfused import make
 
 SHAPES = shapes(minimal=(1, 65, 1, 8, "new"), odd=(2, 131, 3, 12, "legacy"), aligned=(1, 256, 2, 16, "new"))
 SHARES = pytest.mark.parametrize("share", [0.01, 0.5, 1.0])
+ALL_KEYS = pytest.mark.parametrize("all_keys", [False, True], ids=["rest", "all"])
 
 
 def problem(rng, shape):
@@ -28,8 +29,9 @@ def problem(rng, shape):
     return qkv, dy, rng.standard_normal((HS, HS)) / np.sqrt(HS), rng.standard_normal(HS), heads, order
 
 
-def dense(qkv, weight, bias, heads, critical, order):
-    """y with all T × T numbers, of which a mask says which are critical: as the paper writes it."""
+def dense(qkv, weight, bias, heads, critical, order, all_keys=False):
+    """y with all T × T numbers, of which a mask says which are critical: as the paper writes it, or with all keys in
+    the linear part, as its authors' code has it."""
     q, k, v = A.split_heads(qkv, heads, order)
     T, HS = q.shape[-2:]
     N = critical.shape[-2]
@@ -38,7 +40,7 @@ def dense(qkv, weight, bias, heads, critical, order):
     mask = mask.repeat(64, 2).repeat(64, 3)[..., :T, :T]
     p = np.where(mask, np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(HS)), 0)
     phi_q, phi_k = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (q, k))
-    linear = np.where(mask, 0, phi_q @ phi_k.swapaxes(-1, -2))
+    linear = np.where(mask & (not all_keys), 0, phi_q @ phi_k.swapaxes(-1, -2))
     total = linear.sum(-1, keepdims=True)
     linear = np.divide(linear, total, out=np.zeros_like(linear), where=total > 0)
     o = p / p.sum(-1, keepdims=True) @ v + linear @ v @ weight.T + bias
@@ -47,27 +49,30 @@ def dense(qkv, weight, bias, heads, critical, order):
 
 @SHAPES
 @SHARES
+@ALL_KEYS
 @on("cpu")
-def test_reference(engine, rng, shape, share):
+def test_reference(engine, rng, shape, share, all_keys):
     qkv, _, weight, bias, heads, order = problem(rng, shape)
-    y, kept = sla.sla_forward(qkv, weight, bias, heads, share, order)
+    y, kept = sla.sla_forward(qkv, weight, bias, heads, share, order, all_keys=all_keys)
     assert kept.critical.shape[-1] == sla.count_of(share, sla.blocks_of(shape[1]))
-    assert relative_error(y, dense(qkv, weight, bias, heads, kept.critical, order)) < 1e-13
+    assert relative_error(y, dense(qkv, weight, bias, heads, kept.critical, order, all_keys)) < 1e-13
+    assert not all_keys or (kept.r > 0).all()
 
 
 @pytest.mark.parametrize("share", [0.4, 1.0])
-def test_gradients(rng, share):
+@ALL_KEYS
+def test_gradients(rng, share, all_keys):
     """Central differences of the dense formula, whose choice stays; along random directions, as there are many numbers.
     """
     qkv, dy, weight, bias, heads, order = problem(rng, (1, 131, 2, 4, "new"))
-    y, kept = sla.sla_forward(qkv, weight, bias, heads, share, order)
+    y, kept = sla.sla_forward(qkv, weight, bias, heads, share, order, all_keys=all_keys)
     dweight, dbias = np.ones_like(weight), np.ones_like(bias)
-    dqkv = sla.sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order)
+    dqkv = sla.sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order, all_keys=all_keys)
     directions = [rng.standard_normal((8, *a.shape)) for a in (qkv, weight, bias)]
 
     def along(steps):
         moved = (a + np.tensordot(steps, d, 1) for a, d in zip((qkv, weight, bias), directions, strict=True))
-        return dense(*moved, heads, kept.critical, order)
+        return dense(*moved, heads, kept.critical, order, all_keys)
 
     got = sum(np.tensordot(d, g, g.ndim) for d, g in zip(directions, (dqkv, dweight - 1, dbias - 1), strict=True))
     assert relative_error(got, numerical_gradient(along, np.zeros(8), dy)) < 1e-7
@@ -168,16 +173,17 @@ def test_however_it_is_cut(rng, monkeypatch, scores):
 @shapes(large=(2, 200, 3, 32, "new"), large_64=(1, 700, 2, 64, "legacy"), large_72=(1, 300, 2, 72, "new"))
 @versions(1, 2, 3)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@ALL_KEYS
 @on("cuda")
 @where(lambda version, half: version == 1 or half)
-def test_sla(engine, rng, shape, version, half):
+def test_sla(engine, rng, shape, version, half, all_keys):
     qkv, dy, weight, bias, heads, order = problem(rng, shape)
     dtype, tolerance = (np.float16, 2e-3) if half else (np.float32, 1e-5)
     qkv, dy, weight = (a.astype(dtype) for a in (qkv, dy, weight))
     exact = qkv.astype(np.float64), weight.astype(np.float64), bias.astype(np.float32).astype(np.float64)
-    want, kept = sla.sla_forward(*exact, heads, 0.4, order)
+    want, kept = sla.sla_forward(*exact, heads, 0.4, order, all_keys=all_keys)
     given = engine(qkv, dtype), engine(weight, dtype), engine(bias)
-    runs = [sla.sla_forward(*given, heads, 0.4, order, version=version) for _ in range(2)]
+    runs = [sla.sla_forward(*given, heads, 0.4, order, version=version, all_keys=all_keys) for _ in range(2)]
     assert np.array_equal(download(runs[0][1].critical), kept.critical)
     engine.check(runs[0][0], want, tolerance)
     for name, a, b, exactly in zip(sla.Kept._fields, *(run[1] for run in runs), kept, strict=True):
@@ -185,12 +191,13 @@ def test_sla(engine, rng, shape, version, half):
         if name != "critical":
             engine.check(a, exactly, tolerance)
     dweight, dbias = np.zeros_like(exact[1]), np.zeros_like(exact[2])
-    dqkv = sla.sla_backward(dy.astype(np.float64), exact[0], want, kept, *exact[1:], dweight, dbias, heads, order)
+    dqkv = sla.sla_backward(dy.astype(np.float64), exact[0], want, kept, *exact[1:], dweight, dbias, heads, order,
+                            all_keys=all_keys)
     results = []
     for y, left in runs:
         sums = engine(np.zeros(weight.shape)), engine(np.zeros(bias.shape))
         results.append((sla.sla_backward(engine(dy, dtype), given[0], y, left, *given[1:], *sums, heads, order,
-                                         version=version and min(version, 2)), *sums))
+                                         version=version and min(version, 2), all_keys=all_keys), *sums))
     for a, b, exactly in zip(*results, (dqkv, dweight, dbias), strict=True):
         engine.check(a, exactly, 2 * tolerance)
         engine.check_equal(a, b)

@@ -53,7 +53,8 @@ HELD = 8  # numbers of a row in a lane's registers
 
 class Problem(NamedTuple):
     """qkv is (images, T, width); heads of q lie `head_step` apart, k of a head `part` after its q, v as far after that.
-    N blocks, `count` of them critical; scale: of scores."""
+    N blocks, `count` of them critical; scale: of scores; rest: 1 where the linear part leaves the critical blocks out,
+    0 where it takes all keys."""
 
     T: int
     width: int
@@ -62,6 +63,7 @@ class Problem(NamedTuple):
     N: int
     count: int
     scale: float
+    rest: int = 1
 
 
 # Reference ------------------------------------------------------------------------------------------------------------
@@ -293,8 +295,8 @@ def threshold(keys, start, N, count, lane):
 
 @cuda.jit(launch_bounds=(THREADS, 3))
 def sla_choose_kernel(q_mean, k_sums, k_total, critical, left, problem, HS):
-    """critical (B, heads, N, count) and left, its `bits_left`, from q_mean (B, heads, N, HS), k_sums (B, heads, N, 2,
-    HS), whose second half sums k, and k_total, the same over all blocks."""
+    """critical (B, heads, N, count) and left, its `bits_left` (ones where the linear part takes all keys), from q_mean
+    (B, heads, N, HS), k_sums (B, heads, N, 2, HS), whose second half sums k, and k_total, the same over all blocks."""
     keys = cuda.shared.array(0, "uint32")
     tile = cuda.shared.array((THREADS, PITCH), float32, alignment=16)
     q = cuda.shared.array((ROWS, MAX_HEAD), float32, alignment=16)
@@ -322,7 +324,7 @@ def sla_choose_kernel(q_mean, k_sums, k_total, critical, left, problem, HS):
             if takes:
                 critical[to + cuda.popc(uint32(taken & before))] = j
             if lane == 0:
-                left[word] = ~taken
+                left[word] = ~taken if problem.rest > 0 else int32(-1)
             word += 1
             to += cuda.popc(taken)
             spare = int32(spare - min(spare, int32(cuda.popc(equal))))

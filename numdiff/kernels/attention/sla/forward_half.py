@@ -232,10 +232,11 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
             load_left(r.q, tiles + int32(warp * 16 * PITCH + by_row(lane, PITCH)), 1, PITCH, HS)
         attend(r, tiles + stage, int32(problem.T - j * BLOCK), float32(problem.scale * LOG2_E), int32(opaque(t) % WARP))
         t_sums = opaque(t)
-        if not GIVEN:
-            take_away(r.left, shared, stage + int32(2 * TILE), t_sums)
-        if t_sums < HS:
-            small[t_sums] -= small_of(shared, stage + SMALL_AT, t_sums)
+        if problem.rest > 0:
+            if not GIVEN:
+                take_away(r.left, shared, stage + int32(2 * TILE), t_sums)
+            if t_sums < HS:
+                small[t_sums] -= small_of(shared, stage + SMALL_AT, t_sums)
         j, ahead = ahead, lists[listed + min(n + 2, count - 1)]
         stage = int32(2 * TILE + STAGE - stage)
 
@@ -253,7 +254,8 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
             Z[(head * problem.N + i) * HS + t] = small[t]
     cp_async_wait(0)
     cuda.syncthreads()
-    weights = linear_part(r, cuda.local.array(NUMBERS, "float32"), tiles + stage, small, count < problem.N, lane)
+    weights = linear_part(r, cuda.local.array(NUMBERS, "float32"), tiles + stage, small,
+                          problem.rest == 0 or count < problem.N, lane)
     l = sum_of_row(r.l[0]), sum_of_row(r.l[1])
     join(r, tiles + int32(stage + SQUARE), layer[1], float32(1) / l[0], float32(1) / l[1], lane)
     write_rows(r, shared, y, (logsumexp, r_out), problem, weights, l, keeps, opaque(t))

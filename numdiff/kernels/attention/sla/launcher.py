@@ -49,12 +49,12 @@ dq_kernels_v2 = Variants(HEAD_SIZES, lists_half.make_dq)
 dkv_kernels_v2 = Variants(HEAD_SIZES, lists_half.make_dkv)
 
 
-def problem_of(qkv, heads, order, count):
+def problem_of(qkv, heads, order, count, all_keys=False):
     """(HS, grid, Problem)"""
     B, T, width = qkv.shape
     HS, head_step, part = layout(qkv, heads, order)
     N = blocks_of(T)
-    return HS, (N, heads, B), Problem(T, width, head_step, part, N, count, 1 / math.sqrt(HS))
+    return HS, (N, heads, B), Problem(T, width, head_step, part, N, count, 1 / math.sqrt(HS), int(not all_keys))
 
 
 def choose_some(N, batch, multiprocessors):
@@ -173,20 +173,21 @@ def choose(qkv, HS, grid, problem, version):
 
 
 @versions_by_name(asks=True)
-def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, version=None):
+def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, version=None, all_keys=False):
     """(y (B, T, C), `Kept`) of qkv (B, T, 3C), weight (HS, HS) and bias (HS,): reference.py.
 
     topk: share of the blocks that are critical, above 0 and at most 1; keeps: False if no backward will follow
+    all_keys: whether the linear part takes all keys, instead of leaving the critical blocks out
     """
     check_shapes(qkv, weight, bias, heads, order)
     if not 0 < topk <= 1:
         raise ValueError(f"topk {topk} is no share of the blocks; use more than 0 and at most 1")
     count = count_of(topk, blocks_of(qkv.shape[1]))
     if not is_device(qkv):
-        return sla_forward_reference(qkv, weight, bias, heads, count, order)
+        return sla_forward_reference(qkv, weight, bias, heads, count, order, all_keys)
     version = choose_version(version, qkv, (weight,), bias, heads)
     B, T, width = qkv.shape
-    HS, grid, problem = problem_of(qkv, heads, order, count)
+    HS, grid, problem = problem_of(qkv, heads, order, count, all_keys)
     N = problem.N
 
     (critical, left), parts, totals = choose(qkv, HS, grid, problem, version)
@@ -215,15 +216,16 @@ def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, vers
 
 
 @versions_by_name(asks=True)
-def sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="legacy", version=None):
+def sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="legacy", version=None,
+                 all_keys=False):
     """dqkv (B, T, 3C) from dy (B, T, C) and what the forward took and gave; adds to dweight and dbias, float32, where
-    they are not None."""
+    they are not None. all_keys: as in the forward."""
     check_shapes(qkv, weight, bias, heads, order)
     if not is_device(qkv):
-        return sla_backward_reference(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order)
+        return sla_backward_reference(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order, all_keys)
     version = choose_version(version, qkv, (dy, y, weight, kept.S), bias, heads, "sla_backward")
     B, T, _ = qkv.shape
-    HS, grid, problem = problem_of(qkv, heads, order, kept.critical.shape[-1])
+    HS, grid, problem = problem_of(qkv, heads, order, kept.critical.shape[-1], all_keys)
     N = problem.N
 
     def made(*shape, dtype=np.float32):

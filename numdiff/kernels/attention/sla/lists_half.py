@@ -317,8 +317,9 @@ def sla_dkv_kernel_v2(dy, qkv, lists, counts, given, totals, dqkv, problem, long
             fetch_queries(tiles + int32(4 * TILE + Q_STAGE - stage), qkv, dy, given, start, images, problem, ahead,
                           opaque(t))
         add_queries(r, shared, tiles, stage, float32(problem.scale * LOG2_E), lane)
-        take_away(r.left, shared, stage + SUMS_AT, t)
-        if t < HS:
+        if problem.rest > 0:
+            take_away(r.left, shared, stage + SUMS_AT, t)
+        if problem.rest > 0 and t < HS:
             small -= small_of(shared, stage + SUMS_AT + 2 * SIZE, t)
         ahead = lists[listed + min(n + 2, count - 1)]
         stage = int32(4 * TILE + Q_STAGE - stage)

@@ -8,6 +8,8 @@ MATHEMATICS, for each image and head, q k v dy (T, HS); blocks i of 64 queries, 
                S_i = (Σ_j H_j − Σ_{j in C_i} H_j) / N           Z_i likewise of z        r = 1 / (φ(q)·Z_i)
                o_l = r φ(q) S_i: linear attention over all other keys; 0 where C_i are all blocks
     together   y = o_s + o_l Wᵀ + b, with W (HS, HS) and b (HS,) of the layer, the same for all heads
+    all keys   S_i = Σ_j H_j / N for every i, likewise Z_i, A and a: nothing is left out, C_i included. The sparse part,
+               W and b are as before; so are all formulas, with empty C_i, and r < 0 or 0 does not occur.
     The 1/N cancels in o_l. It keeps S_i, a mean over blocks, in float16's range however long the sequence is.
 BACKWARD
     dW = Σ dyᵀ o_l, db = Σ dy, dO = dy W is the gradient of o_l, and D = dO·o_l row by row
@@ -30,7 +32,8 @@ SHAPES
     T is arbitrary from 65 on: the last block has what is left, and its means and sums are over that.
 SOURCE
     Zhang et al. 2025, "SLA: Beyond Sparsity in Diffusion Transformers via Fine-Tunable Sparse-Linear Attention",
-    arXiv:2509.24006, section 4 and algorithms 1 and 2; P's mean of k: the authors' public code. FLOOR is the project's.
+    arXiv:2509.24006, section 4 and algorithms 1 and 2; P's mean of k and `all keys`: the authors' public code,
+    github.com/thu-ml/SLA (which adds 1e-5 to φ(q)·Z, about T / HS there). FLOOR is the project's.
 READ NEXT
     choice.py
 """
@@ -58,8 +61,9 @@ class Kept(NamedTuple):
     Z: object
 
 
-def sla_forward_reference(qkv, weight, bias, heads, count, order="legacy"):
-    """(y, Kept) of qkv (B, T, 3C), weight (HS, HS), bias (HS,), with `count` critical blocks a row."""
+def sla_forward_reference(qkv, weight, bias, heads, count, order="legacy", all_keys=False):
+    """(y, Kept) of qkv (B, T, 3C), weight (HS, HS), bias (HS,), with `count` critical blocks a row. all_keys: whether
+    the linear part takes these blocks, too."""
     B, T, width = qkv.shape
     q, k, v, W, b = (np.asarray(a, working_type(a.dtype)) for a in (*split_heads(qkv, heads, order), weight, bias))
     N, HS = blocks_of(T), q.shape[-1]
@@ -73,7 +77,7 @@ def sla_forward_reference(qkv, weight, bias, heads, count, order="legacy"):
         for h in range(part.start, part.stop):
             where = divmod(h, heads)
             kept.critical[where] = choose_blocks(q[where], k[where], count)
-            attended, *rest = _forward_of_head(q[where], k[where], v[where], kept.critical[where])
+            attended, *rest = _forward_of_head(q[where], k[where], v[where], kept.critical[where], all_keys)
             out[where] = attended[0] + attended[1] @ W.T + b
             for array, value in zip(kept[1:], rest, strict=True):
                 array[where] = value
@@ -82,7 +86,8 @@ def sla_forward_reference(qkv, weight, bias, heads, count, order="legacy"):
     return y, kept._replace(S=kept.S.astype(qkv.dtype)) if is_half(qkv.dtype) else kept
 
 
-def sla_backward_reference(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="legacy"):
+def sla_backward_reference(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="legacy",
+                           all_keys=False):
     """dqkv; adds to dweight and dbias, float32 on any device, where they are not None."""
     B, T, _ = qkv.shape
     q, k, v, W, b, g = (np.asarray(a, working_type(a.dtype)) for a in (
@@ -97,7 +102,8 @@ def sla_backward_reference(dy, qkv, y, kept, weight, bias, dweight, dbias, heads
         for h in range(part.start, part.stop):
             where = divmod(h, heads)
             given = (a[where] for a in (kept.critical, kept.logsumexp, kept.r, S, kept.Z))
-            *found, dW[h] = _backward_of_head(g[where], q[where], k[where], v[where], o[where], *given, W)
+            *found, dW[h] = _backward_of_head(g[where], q[where], k[where], v[where], o[where], *given, W,
+                                                all_keys)
             for gradient, value in zip(gradients, found, strict=True):
                 gradient[where] = value
 
@@ -129,9 +135,9 @@ def in_blocks(x):
     return filled.reshape(N, BLOCK, *x.shape[1:])
 
 
-def without(parts, chosen):
-    """The total of parts (N, …) minus those that `chosen` (N, N), 0 or 1, names in each row, over N."""
-    rest = parts.sum(0) - np.tensordot(chosen, parts, 1)
+def without(parts, left_out):
+    """The total of parts (N, …) minus those that `left_out` (N, N), 0 or 1, names in each row, over N."""
+    rest = parts.sum(0) - np.tensordot(left_out, parts, 1)
     return rest / parts.dtype.type(len(parts))
 
 
@@ -155,7 +161,7 @@ def chosen_of(critical, dtype):
     return chosen
 
 
-def _forward_of_head(q, k, v, critical):
+def _forward_of_head(q, k, v, critical, all_keys):
     """((o_s, o_l), logsumexp, r, S, Z) of one head, q k v (T, HS)."""
     T, (N, count) = len(q), critical.shape
     phi_q, phi_k = feature(q), feature(k)
@@ -169,9 +175,9 @@ def _forward_of_head(q, k, v, critical):
         o[i] = np.matmul(p, vs[critical[i]].reshape(len(p), -1, v.shape[-1])) / l
         logsumexp[i] = (m + np.log(l))[..., 0]
     H, z = np.matmul(fk.swapaxes(-1, -2), vs), fk.sum(1)
-    chosen = chosen_of(critical, q.dtype)
-    S, Z = without(H, chosen), without(z, chosen)
-    r = denominator(fq, z, Z, count)
+    left_out = chosen_of(critical[:, :0] if all_keys else critical, q.dtype)
+    S, Z = without(H, left_out), without(z, left_out)
+    r = denominator(fq, z, Z, 0 if all_keys else count)
     linear = np.matmul(fq, S) * np.where(fq.any(-1), r, 0)[..., None]
     flat = (a.reshape(-1, *a.shape[2:])[:T] for a in (o, linear, logsumexp, r))
     o, linear, logsumexp, r = flat
@@ -187,7 +193,7 @@ def denominator(fq, z, Z, count):
         return np.where(left >= floor, 1 / left, -1 / floor).astype(fq.dtype)
 
 
-def _backward_of_head(dy, q, k, v, o, critical, logsumexp, r, S, Z, W):
+def _backward_of_head(dy, q, k, v, o, critical, logsumexp, r, S, Z, W, all_keys):
     """(dq, dk, dv, dW) of one head; o: y without the bias."""
     T, (N, count) = len(q), critical.shape
     scale = q.dtype.type(1 / math.sqrt(q.shape[-1]))
@@ -202,9 +208,9 @@ def _backward_of_head(dy, q, k, v, o, critical, logsumexp, r, S, Z, W):
 
     dfq = rs[..., None] * (np.matmul(dOs, S.swapaxes(-1, -2)) - D[..., None] * Z[:, None])
     weighted = rs[..., None] * fq
-    chosen = chosen_of(critical, q.dtype).T
-    R = without(np.matmul(weighted.swapaxes(-1, -2), dOs), chosen)
-    rho = without((weighted * D[..., None]).sum(1), chosen)
+    left_out = chosen_of(critical[:, :0] if all_keys else critical, q.dtype).T
+    R = without(np.matmul(weighted.swapaxes(-1, -2), dOs), left_out)
+    rho = without((weighted * D[..., None]).sum(1), left_out)
     dfk = np.matmul(vs, R.swapaxes(-1, -2)) - rho[:, None]
     dq, dk, dv = feature_backward(dfq, fq), feature_backward(dfk, fk), np.matmul(fk, R)
     L = in_blocks(logsumexp)

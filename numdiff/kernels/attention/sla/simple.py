@@ -166,6 +166,7 @@ def make_kernels(HS):
         o = cuda.local.array(HS, float32)
         linear = cuda.local.array(HS, float32)
         T, width, N, count = problem.T, problem.width, problem.N, problem.count
+        excluded = count if problem.rest > 0 else 0  # listed blocks that the linear part leaves out
         head, i, t = head_number(), cuda.blockIdx.x, cuda.threadIdx.x
         start, query = start_of_head(problem), i * BLOCK + t
         inside, block = query < T, head * N + i
@@ -193,18 +194,19 @@ def make_kernels(HS):
                 add_scaled(o, p, tile[TILE:], key, HS)
         cuda.syncthreads()
         for e in range(t, SIZE, BLOCK):
-            tile[e] = rest_of(totals[0], head * SIZE, sums[0], head * N * SIZE, SIZE, e, lists, block * count, count, N)
+            tile[e] = rest_of(totals[0], head * SIZE, sums[0], head * N * SIZE, SIZE, e, lists, block * count,
+                              excluded, N)
             if keeps:
                 S[block * SIZE + e] = tile[e]
         for c in range(t, HS, BLOCK):
             small[c] = rest_of(totals[1], head * 2 * HS, sums[1], head * N * 2 * HS, 2 * HS, c, lists, block * count,
-                               count, N)
+                               excluded, N)
             if keeps:
                 Z[block * HS + c] = small[c]
         cuda.syncthreads()
         if inside:
             feature_of(q, q, HS)
-            weight = denominator(q, small, totals[1], head * 2 * HS, N, HS) if count < N else float32(0)
+            weight = denominator(q, small, totals[1], head * 2 * HS, N, HS) if excluded < N else float32(0)
             row_times(linear, abs(weight), q, tile, 0, HS)
             to = ((cuda.blockIdx.z * T + query) * cuda.gridDim.y + cuda.blockIdx.y) * HS
             for d in range(HS):
@@ -330,11 +332,13 @@ def make_kernels(HS):
                 add_scaled(dv, p, tile[TILE:], query, HS)
                 add_scaled(dk, p * (score(v, tile[TILE:], query, HS) - given.sums[row]), tile, query, HS)
         cuda.syncthreads()
+        excluded = counts[block] if problem.rest > 0 else 0
         for e in range(t, SIZE, BLOCK):
             tile[e] = rest_of(totals[0], head * SIZE, given.A, head * N * SIZE, SIZE, e, lists, block * N,
-                              counts[block], N)
+                              excluded, N)
         for c in range(t, HS, BLOCK):
-            small[c] = rest_of(totals[1], head * HS, given.a, head * N * HS, HS, c, lists, block * N, counts[block], N)
+            small[c] = rest_of(totals[1], head * HS, given.a, head * N * HS, HS, c, lists, block * N,
+                              excluded, N)
         cuda.syncthreads()
         add_linear(k, v, dk, dv, tile, small, problem.scale, HS)
         if inside:
