@@ -155,7 +155,7 @@ def test_wrong_labels_csv(packed, out, text, message):
     (b"{", "not valid JSON"),
     (b"[" * 100000, "not valid JSON"),
     (b"3", "a format that numdiff knows"),
-    (b'{"a.png": [1, 2], "b.png": [1, 2]}', "must be a word or an integer"),
+    (b'{"a.png": [1, 2], "b.png": [1, 2]}', "must be a word or a number"),
     (b'{"labels": {"a.png": 1, "b.png": 2}, "classes": ["x", "y"]}', "label 2, which is none of its 2 classes"),
 ])
 def test_wrong_labels_json(packed, out, text, message):

@@ -37,9 +37,8 @@ from .arrays import (
     open_npz,
 )
 from .cifar import BATCHES, open_cifar_folder, open_cifar_tar
-from .labels import examples
 from .pictures import AsTheyAre, Fitting, looks_like_picture
-from .source import ORDERS
+from .source import ORDERS, examples
 from .tree import Folder, Zip, open_tree
 from .writer import Writer
 
@@ -57,6 +56,7 @@ class Report:
     noun: str = "images"  # or latents
     shape: tuple = (0,)  # (N, H, W, C) as written
     classes: list | None = None
+    order: str = ""  # of the classes, in words
     counts: list = field(default_factory=list)  # images of each class
     unreadable: list = field(default_factory=list)  # (name, reason) of images left out
     ignored: list = field(default_factory=list)  # names of files that are no images
@@ -69,7 +69,8 @@ class Report:
         if self.classes:
             shown = ", ".join(f"{name} {n:,}" for name, n in list(zip(self.classes, self.counts, strict=True))[:12])
             more = f", and {len(self.classes) - 12} more" if len(self.classes) > 12 else ""
-            text += f" in {len(self.classes)} class{'es' * (len(self.classes) != 1)} ({shown}{more})"
+            order = f" {self.order}" if self.order else ""
+            text += f" in {len(self.classes)} class{'es' * (len(self.classes) != 1)}{order} ({shown}{more})"
         lines = [f"{text}; {os.path.getsize(self.path) / 1e6:,.1f} MB."]
         if self.unreadable:
             shown = ", ".join(f"{name}: {why}" for name, why in self.unreadable[:5])
@@ -117,7 +118,8 @@ def import_dataset(source, out, size=None, fit=None, channels=None, background=N
                 raise UsageError(f"--fit {fit} needs {size_flag}, the size that images are brought to: add it, or "
                                  "leave this out.")
             report = Report(str(out), opened.kind, "latents" if opened.latents else "images", classes=opened.classes,
-                            counts=[0] * len(opened.classes or ()), ignored=opened.ignored, notes=opened.notes)
+                            order=opened.order, counts=[0] * len(opened.classes or ()), ignored=opened.ignored,
+                            notes=opened.notes)
             items = opened.items if progress is None else progress(opened.items, opened.count)
             for item, image in _finished(items, fitting, opened.parallel):
                 if isinstance(image, Unreadable):

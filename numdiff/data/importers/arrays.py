@@ -12,6 +12,7 @@ import numpy as np
 from ...archives import ZipReader, read_npy, read_npy_header
 from ...errors import NumdiffError, UsageError
 from ..dataset import CHUNK, open_dataset
+from .classes import IN_NUMERIC_ORDER, IN_THE_FILES_ORDER, WHOLE, check_names, number_classes
 from .source import (
     BLOCK_BYTES,
     MAXIMUM_CLASSES,
@@ -86,10 +87,9 @@ def open_idx(path, labels):
     row_bytes = checked_size(count, (height, width), 1, path)
     announced(path, IDX_HEADER_BYTES + count * row_bytes)
     beside = None if labels == "none" else idx_labels_path(path)
-    classes = numbers = None
-    notes = []
+    classes, numbers, order, notes = None, None, "", []
     if beside:
-        classes, numbers = number_labels(read_idx_labels(beside, count, path))
+        classes, numbers, order, _ = number_labels(read_idx_labels(beside, count, path))
     elif labels == "auto":
         notes.append("No labels file was found beside it, so the images have no classes.")
 
@@ -97,7 +97,7 @@ def open_idx(path, labels):
         for data in row_blocks(path, IDX_HEADER_BYTES, count, row_bytes):
             yield np.frombuffer(data, np.uint8).reshape(-1, height, width, 1)
 
-    return Source("MNIST idx file", items_of(blocks(), numbers), count, classes, notes=notes)
+    return Source("MNIST idx file", items_of(blocks(), numbers), count, classes, order, notes=notes)
 
 
 def idx_labels_path(path):
@@ -266,11 +266,12 @@ def _array_source(path, kind, images, labels_stream, labels, latents, names=None
     dtype = np.float16 if images.dtype == np.float16 else np.float32
     if scale is None:
         _checked_latent(path, shape, images.dtype.itemsize)
-    classes = numbers = None
+    classes, numbers, order = None, None, ""
     if labels_stream is not None and labels != "none":
-        classes, numbers = _array_labels(path, labels_stream, shape[0])
+        classes, numbers, order, more = _array_labels(path, labels_stream, shape[0])
         if names is not None:
-            classes, numbers = _named(path, classes, numbers, names)
+            (classes, numbers), order, more = _named(path, classes, numbers, names), IN_THE_FILES_ORDER, []
+        notes += more
 
     def blocks():
         for block in images.blocks():
@@ -281,7 +282,7 @@ def _array_source(path, kind, images, labels_stream, labels, latents, names=None
             else:
                 yield block if block.dtype == np.uint8 else to_bytes(block, *scale)
 
-    return Source(kind, items_of(blocks(), numbers), shape[0], classes, latents=scale is None, floats=floats,
+    return Source(kind, items_of(blocks(), numbers), shape[0], classes, order, latents=scale is None, floats=floats,
                   notes=notes, close=close)
 
 
@@ -329,7 +330,7 @@ def _range_of(path, images, channels, latents):
 
 
 def _array_labels(path, stream, count):
-    """(classes, labels) of an array (N,), (N, 1) or one-hot (N, K)."""
+    """(classes, labels, order in words, notes) of an array (N,), (N, 1) or one-hot (N, K)."""
     if not stream.shape or stream.shape[0] != count or len(stream.shape) > 2:
         raise NumdiffError(f"{stream.name} in {str(path)!r} has shape {stream.shape}, and there are {count} images: "
                            "save one label for each, or use --labels none.")
@@ -345,34 +346,32 @@ def _array_labels(path, stream, count):
                                    "each image, or use --labels none.")
             labels[done:done + len(block)] = block.argmax(1)
             done += len(block)
-        return [str(i) for i in range(columns)], labels
+        return [str(i) for i in range(columns)], labels, IN_NUMERIC_ORDER, []
     return number_labels(np.concatenate([block.reshape(-1) for block in stream.blocks()]))
 
 
 def number_labels(values):
-    """`number_classes` of an array of numbers; the labels are an array, too."""
-    whole = values
-    if values.dtype.kind == "f":
-        whole = values[:0] if not np.isfinite(values).all() else np.rint(values)
-    if values.dtype.kind not in "iuf" or len(whole) != len(values) or (whole != values).any():
-        odd = values[0] if len(whole) != len(values) or values.dtype.kind == "b" else values[np.argmax(whole != values)]
-        raise UsageError(f"a label is {odd}, and a label must be a word or an integer: fix the labels.")
-    distinct, labels = np.unique(whole, return_inverse=True)
+    """`number_classes` of an array of numbers: (classes, labels as an array, order in words, notes)."""
+    if values.dtype.kind not in "iuf":
+        raise UsageError(f"a label is {values[0]}, and a label must be a word or a number: fix the labels.")
+    distinct, labels = np.unique(values, return_inverse=True)  # its last may be NaN, more than once
     if len(distinct) > MAXIMUM_CLASSES:
         raise UsageError(f"there are {len(distinct):,} different labels, more than {MAXIMUM_CLASSES:,} classes: check "
                          "them, or add --labels none.")
-    return [str(int(value)) for value in distinct], labels.astype(np.int32)
+    narrow = values.dtype.kind == "f" and values.dtype.itemsize < 8
+    found = number_classes([float(str(value)) for value in distinct] if narrow else distinct.tolist())
+    return found.classes, np.array(found.numbers, np.int32)[labels], found.order, found.notes
 
 
 def _named(path, classes, numbers, names):
     """(classes, labels) with the names that the file itself gives to the labels 0 … K-1."""
-    values = np.array([int(word) for word in classes])
+    values = np.array([int(word) if WHOLE.fullmatch(word) and len(word) < 19 else -1 for word in classes])
     if names.ndim != 1 or names.dtype.kind not in "US" or values.min() < 0 or values.max() >= len(names):
         raise NumdiffError(f"`classes` in {str(path)!r} is {names.dtype} {names.shape}, and must be one name for each "
                            f"label from 0 to {values.max()}: fix it, or use --labels none.")
     names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names.tolist()]
     names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # half a surrogate pair
-    return names, values[numbers]
+    return check_names(names, f"`classes` in {str(path)!r}"), values[numbers]
 
 
 # numdiff's own HDF5: to change size or channels -----------------------------------------------------------------------

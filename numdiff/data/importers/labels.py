@@ -1,142 +1,379 @@
-"""Which class an image file belongs to: by a labels file (.csv, .tsv, .json) or by the folder that it lies in."""
+"""Which class an image file belongs to: by a labels file (.csv, .tsv, .json, .jsonl) or by the folder that it is in."""
 import csv
 import json
 import posixpath
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from ...errors import UsageError
-from .source import number_classes, short
+from ..names import is_blank, key
+from .classes import (
+    IN_THE_FILES_ORDER,
+    WHOLE,
+    Labelled,
+    check_names,
+    is_missing,
+    label_text,
+    listed,
+    number_classes,
+)
+from .pictures import looks_like_picture
+from .source import SHOWN, examples, short
 
-NAMES = ("labels.csv", "labels.tsv", "labels.json", "dataset.json")  # found without --labels; the last is NVlabs' name
+# Found without --labels; the last is NVlabs' name
+NAMES = ("labels.csv", "labels.tsv", "labels.json", "labels.jsonl", "dataset.json")
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # of Hugging Face's imagefolder, in any folder
+TABLES, OTHERS = (".csv", ".tsv", ".txt"), (".json", ".jsonl")
 FILE_COLUMNS = ("file", "filename", "file_name", "filepath", "path", "image", "image_path", "image_id", "img", "name",
                 "id")
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target", "y")
-SHOWN, SHOWN_LETTERS = 3, 80  # names given as examples in a message, and how much of one
+SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval")
+ODD = ("thumbnails", "thumbs", "masks", "annotations", "labels", "cache", "tmp", "temp", "trash", "backup")
 LINE_LETTERS = 1 << 20  # of a table
 LINE = re.compile(rf"[^\r\n]{{0,{LINE_LETTERS + 1}}}(?:\r\n|\r|\n|)")
 
 
-def from_folders(names, order="numbers"):
-    """(classes, labels) by the topmost level of folders that distinguishes the files; (None, None) without folders."""
+@dataclass
+class Table:
+    """What a labels file says: pairs of the name of a file and its label."""
+
+    pairs: Iterable
+    classes: list | None = None  # the names of the classes, in the order of their indices
+    notes: list = field(default_factory=list)  # sentences; some come with the pairs
+
+
+# Folders and file names ----------------------------------------------------------------------------------------------
+
+def from_folders(names, order="numbers", folders=()):
+    """The `Labelled` by the topmost level of folders that distinguishes the files; without classes where none does.
+
+    folders: the paths of all folders; one without images beside the class folders is a class, too
+    """
     prefix = common_folder(names)
     parts = [name[len(prefix):].split("/") for name in names]
     if all(len(part) == 1 for part in parts):
-        return None, None
+        return Labelled(notes=[*_note_on_one_folder(prefix, folders)])
     loose = [name for name, part in zip(names, parts, strict=True) if len(part) == 1]
     if loose:
-        folders = sorted({part[0] for part in parts if len(part) > 1})
-        raise UsageError(f"{examples(loose)} lie{'s' * (len(loose) == 1)} beside the class folders {examples(folders)} "
+        found = sorted({part[0] for part in parts if len(part) > 1})
+        raise UsageError(f"{examples(loose)} lie{'s' * (len(loose) == 1)} beside the class folders {examples(found)} "
                          "and so belong to no class: move them, or add --labels none.")
-    return number_classes([part[0] for part in parts], order)
+    found = {part[0] for part in parts}
+    empty = sorted({folder[len(prefix):].split("/")[0] for folder in folders
+                    if folder.startswith(prefix) and folder != prefix} - found)
+    blank = [name for name in (*found, *empty) if is_blank(name)]
+    if blank:
+        raise UsageError(f"the class folder {blank[0]!r} has a name that cannot be seen: rename it.")
+    result = number_classes([*(part[0] for part in parts), *empty], order)
+    if result.merged:
+        raise UsageError(f"the class folders {listed(result.merged[0])} differ only in spaces around the name, in "
+                         "Unicode's form or in .0, so they would be one class: rename or join them.")
+    result.numbers = result.numbers[:len(parts)]
+    if empty:
+        result.notes.append(f"{_plural(empty, 'The class folder', 'The class folders')} {examples(empty)} "
+                            f"{_plural(empty, 'holds', 'hold')} no images and {_plural(empty, 'is', 'are')} kept as "
+                            f"{_plural(empty, 'a class', 'classes')}, so that the labels of the others stay: remove "
+                            f"{_plural(empty, 'it', 'them')} to leave {_plural(empty, 'it', 'them')} out.")
+    result.notes += _notes_on_odd_folders(sorted(found), prefix)
+    return result
+
+
+def _note_on_one_folder(prefix, folders):
+    """The note for folders that hold no images, where one folder holds all."""
+    parts = prefix.split("/")[:-1]
+    above = {"/".join(parts[:i]) for i in range(len(parts))}
+    others = [folder for folder in folders
+              if posixpath.dirname(folder) in above and not prefix.startswith(folder + "/")]
+    if others:
+        yield (f"All images are in the folder {prefix[:-1]}, so there are no classes; {examples(others)} "
+               f"{_plural(others, 'holds', 'hold')} none.")
+
+
+def _notes_on_odd_folders(names, prefix):
+    if all(name.lower() in SPLITS for name in names):
+        yield (f"The class folders {examples(names)} look like parts of a data set, and not like classes: import one "
+               f"by itself, such as {prefix}{names[0]}, or add --labels none.")
+        return
+    odd = [name for name in names if name.lower() in ODD]
+    if odd:
+        yield (f"The class {_plural(odd, 'folder', 'folders')} {examples(odd)} may be no "
+               f"{_plural(odd, 'class', 'classes')}: move {_plural(odd, 'it', 'them')} elsewhere if so.")
 
 
 def from_prefixes(names, order="numbers"):
-    """(classes, labels) by what stands before the first _ of each file's name, as in guided-diffusion: cat_001.png."""
+    """The `Labelled` by what stands before the first _ of each file's name, as in guided-diffusion: cat_001.png."""
     files = [posixpath.basename(name) for name in names]
-    without = [name for name in files if "_" not in name]
+    without = [name for name in files if is_blank(name.split("_")[0]) or "_" not in name]
     if without:
         raise UsageError(f"{examples(without)} ha{'s' if len(without) == 1 else 've'} no _ after a class in the name: "
                          "name the files like cat_001.png, or use another --labels.")
     return number_classes([file.split("_")[0] for file in files], order)
 
 
+# Labels files --------------------------------------------------------------------------------------------------------
+
 def from_file(names, path, text, base="", order="numbers"):
-    """(classes, labels, note or None) for image files by the text of a labels file; `base` is its folder."""
-    is_json = path.lower().endswith(".json")
-    pairs, classes = _parse_json(path, text) if is_json else _parse_table(path, text, names, base)
-    if pairs is None:
-        return None, None, None
+    """The `Labelled` of image files by the text of a labels file; `base` is its folder."""
     find = _Finder(names, base, path)
-    values, missing, count = {}, [], 0  # of the names that are no images', only the first are kept
-    for name, value in pairs:
-        index = find(name)
-        if index is None:
-            count += 1
-            missing.append(name) if count <= SHOWN + 1 else None
-        elif values.setdefault(index, value) != value:
-            raise UsageError(f"{path} gives {names[index]} two labels, {short(values[index])} and "
-                             f"{short(value)}: remove one.")
+    table = _parsed(path, text, find)
+    if table is None:
+        return Labelled(notes=[f"{path} says that there are no labels, so the images have no classes."])
+    values, missing, notes = _assign(names, [(path, find, table)], "add them to it, or add --labels none")
     if not values:
-        raise UsageError(f"{path} names none of the images (it has {examples(missing)}, the images are "
+        raise UsageError(f"{path} names none of the images (it has {missing or 'no line'}, the images are "
                          f"{examples(names)}): fix the names in it, or add --labels none.")
+    values = [values[i] for i in range(len(names))]
+    if table.classes is None:
+        result = number_classes(values, order)
+    else:
+        classes = check_names(table.classes, f"`classes` in {path}")
+        result = Labelled(classes, _indices_in(classes, values, path), IN_THE_FILES_ORDER)
+    result.notes = [*notes, *table.notes, *result.notes, f"The labels are those of {path}."]
+    return result
+
+
+def from_metadata(names, files, order="numbers"):
+    """(`Labelled` of image files by Hugging Face's metadata files, paths of those that were read, []), or (None, [],
+    notes on why not) where they name no labels. files: (path, text) of each, which names files below its folder."""
+    tables, notes = [], []
+    for path, text in files:
+        find = _Finder(names, path[:path.rfind("/") + 1], path, below=True)
+        table = _parsed(path, text, find, strict=True)
+        if isinstance(table, str):
+            notes.append(f"{path} is not used for labels, as {table}.")
+        else:
+            tables.append((path, find, table))
+    paths = [path for path, *_ in tables]
+    values, _, more = _assign(names, tables, "add them to it, or add --labels folders or --labels none")
+    if not values:
+        return None, [], notes + [f"{path} is not used for labels, as it names none of the images." for path in paths]
+    result = number_classes([values[i] for i in range(len(names))], order)
+    result.notes = [*notes, *more, *(note for *_, table in tables for note in table.notes), *result.notes,
+                    f"The labels are those of {examples(paths)}; those of the folders come with --labels folders."]
+    return result, paths, []
+
+
+def _assign(names, tables, remedy):
+    """({index of an image: label}, examples of other names, notes) by (path, finder, `Table`)s; {} where they name no
+    image.
+
+    A `UsageError` where an image has two labels or none.
+    """
+    values, missing, count, paths = {}, [], 0, []  # of the names that are no images', only the first are kept
+    for path, find, table in tables:
+        paths.append(path)
+        for name, value in table.pairs:
+            index = find(name)
+            if index is None:
+                count += 1
+                missing.append(name) if count <= SHOWN + 1 else None
+            elif is_missing(value):
+                raise UsageError(f"{path} has no label for {names[index]} ({short(value)}): write a word or a number, "
+                                 "or add --labels none.")
+            elif _differ(values.setdefault(index, value), value):
+                raise UsageError(f"{path} gives {names[index]} two labels, {short(values[index])} and "
+                                 f"{short(value)}: remove one.")
+    path = examples(paths)
+    if not values:
+        return values, examples(missing), []
     without = [name for i, name in enumerate(names) if i not in values]
     if without:
-        raise UsageError(f"{path} gives no label to {len(without)} of {len(names)} images ({examples(without)}): "
-                         "add them to it, or add --labels none.")
-    note = f"{path} also names {count:,} that are not among the images ({examples(missing)})."
-    values = [values[i] for i in range(len(names))]
-    if classes is None:
-        return *number_classes(values, order), note if missing else None
-    index = {name: i for i, name in reversed(list(enumerate(classes))) if isinstance(name, (str, int))}
-    numbers = [_index_in(classes, index, value, path) for value in values]
-    return [str(name) for name in classes], numbers, note if missing else None
+        also = f"; it names {examples(missing)}, which {_plural(missing, 'is', 'are')} not there" if missing else ""
+        raise UsageError(f"{path} gives no label to {len(without)} of {len(names)} images ({examples(without)}{also}): "
+                         f"{remedy}.")
+    return values, "", [f"{path} also names {count:,} that are not among the images ({examples(missing)})."][:count]
 
 
-def _index_in(classes, index, value, path):
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(classes):
-        return value
-    if isinstance(value, (str, int)) and value in index:
-        return index[value]
-    raise UsageError(f"{path} has the label {short(value)}, which is none of its {len(classes)} classes: fix it.")
+def _differ(a, b):
+    return a is not b and key(label_text(a)) != key(label_text(b))
+
+
+def _indices_in(classes, values, path):
+    """The index of each label in the names that the file itself lists; labels are indices, or names."""
+    texts = [key(label_text(value)) for value in values]
+    distinct = dict.fromkeys(texts)
+    by_name = {key(name): i for i, name in enumerate(classes)}
+    by_index = {text: int(text.split(".")[0]) for text in distinct if WHOLE.fullmatch(text) and len(text) < 19}
+    by_index = {text: i for text, i in by_index.items() if 0 <= i < len(classes)}
+    names, indices = (all(text in found for text in distinct) for found in (by_name, by_index))
+    unclear = [text for text in distinct if by_name.get(text, i := by_index.get(text)) != i and i is not None]
+    if unclear and names == indices:
+        raise UsageError(f"{path} has the label {_shown(unclear[0])}, which is the name of one of its classes and the "
+                         "index of another: give the names as labels, and choose names that are no numbers.")
+    known = {**by_name, **by_index} if indices else {**by_index, **by_name}
+    unknown = [text for text in distinct if text not in known]
+    if unknown:
+        raise UsageError(f"{path} has the label {_shown(unknown[0])}, which is none of its {len(classes)} classes: fix "
+                         "it.")
+    return [known[text] for text in texts]
+
+
+def _shown(text):
+    return text if WHOLE.fullmatch(text) else short(text)
 
 
 class _Finder:
-    """Finds the image that a labels file means: by its path, or by its name alone, with or without the suffix."""
+    """Finds the image that a labels file means: by its path, by the end of its path, or by its name alone, with or
+    without the suffix."""
 
-    def __init__(self, names, base, path):
-        self.path = path
-        self.exact = {name: i for i, name in enumerate(names)}
-        self.base = base
-        self.loose = {}  # name alone -> index, or None where several images have it
+    def __init__(self, names, base, path, below=False):
+        """below: whether only images below `base` are meant."""
+        self.path, self.base, self.names = path, key(base), names
+        self.spelled = {}
+        self.exact, self.files, self.stems = {}, {}, {}  # key -> index, or list of the indices of several images
         for i, name in enumerate(names):
+            if below and not name.startswith(base):
+                continue
+            self.spelled[name], name = i, key(name)
             file = posixpath.basename(name)
-            for key in {file, posixpath.splitext(file)[0], posixpath.splitext(name[len(base):])[0]}:
-                self.loose[key] = i if self.loose.get(key, i) == i else None
+            for found, text in ((self.exact, name), (self.files, file), (self.stems, posixpath.splitext(file)[0])):
+                if text in found:
+                    found[text] = [*(found[text] if isinstance(found[text], list) else [found[text]]), i]
+                else:
+                    found[text] = i
 
     def __call__(self, name):
-        name = posixpath.normpath(str(name).strip().replace("\\", "/"))
-        for key in (self.base + name, name):
-            if key in self.exact:
-                return self.exact[key]
-        key = name if name in self.loose else posixpath.basename(name)
-        if key in self.loose and self.loose[key] is None:
-            raise UsageError(f"{self.path} names {short(name)}, and several images have this name: add their folders.")
-        return self.loose.get(key)
+        if name in self.spelled:
+            return self.spelled[name]
+        name = key(posixpath.normpath(key(name).replace("\\", "/")))
+        for found in (self.exact.get(self.base + name), self.exact.get(name), self._by_end(self.files, name, False),
+                      self._by_end(self.stems, name, True)):
+            if isinstance(found, list):
+                raise UsageError(f"{self.path} names {short(name)}, and several images have this name: add their "
+                                 "folders.")
+            if found is not None:
+                return found
+        return None
+
+    def _by_end(self, table, name, stem):
+        """The index of the image, or a list of several, whose path ends in `name`, or in whose path `name` ends."""
+        found = table.get(posixpath.basename(name), [])
+        found = [i for i in (found if isinstance(found, list) else [found])
+                 if _ends(key(posixpath.splitext(self.names[i])[0] if stem else self.names[i]), name)]
+        return found[0] if len(found) == 1 else found or None
 
 
-def _parse_json(path, text):
-    """(pairs of file name and label, classes or None); (None, None) if the file says that there are no labels."""
+def _ends(a, b):
+    """Whether one path is the end of the other."""
+    a, b = "/" + a.lstrip("/"), "/" + b.lstrip("/")
+    return a.endswith(b) or b.endswith(a)
+
+
+# Parsing -------------------------------------------------------------------------------------------------------------
+
+def _parsed(path, text, find, strict=False):
+    """The `Table` of a labels file; None if it says that there are no labels.
+
+    strict: a file without columns for files and labels is none; the result is then a string that says so
+    """
+    ending = posixpath.splitext(path)[1].lower()
+    if ending in TABLES:
+        return _parse_table(path, text, find, strict)
+    return (_parse_lines if ending == ".jsonl" else _parse_json)(path, text, strict)
+
+
+class _Twice(ValueError):
+    """A name stands twice in one object."""
+
+
+def _object(pairs):
+    found = {}
+    for name, value in pairs:
+        if repr(found.setdefault(name, value)) != repr(value):
+            raise _Twice(f"{short(name)} stands twice in it, with {short(found[name])} and {short(value)}")
+    return found
+
+
+def _loads(path, text):
     try:
-        data = json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
+    except _Twice as error:
+        raise UsageError(f"{path} gives two labels: {error}; remove one.") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid JSON ({error}): fix it, or add --labels none.") from None
-    classes = None
+
+
+def _parse_lines(path, text, strict):
+    """JSON, one object a line."""
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            rows.append(_loads(f"line {number:,} of {path}", line))
+    if not rows:
+        raise UsageError(f"{path} is empty: write a line for every image, or add --labels none.")
+    table = _parse_rows(path, rows, strict)
+    if table is None:
+        raise _unknown_form(path)
+    return table
+
+
+def _parse_json(path, text, strict):
+    data, classes = _loads(path, text), None
     if isinstance(data, dict) and "labels" in data and not isinstance(data["labels"], (str, int)):
         data, classes = data["labels"], data.get("classes")
         if classes is not None and not isinstance(classes, list):
             raise UsageError(f"`classes` in {path} must be a list of names: fix it.")
     if data is None:
-        return None, None
+        return None
     if isinstance(data, dict):
-        return list(data.items()), classes
-    if isinstance(data, list) and all(isinstance(row, (list, tuple)) and len(row) == 2 for row in data):
-        return [tuple(row) for row in data], classes
-    if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
-        keys = list(data[0])
-        file, label = _columns([key.lower() for key in keys])
-        if label is not None and all(keys[file] in row and keys[label] in row for row in data):
-            return [(row[keys[file]], row[keys[label]]) for row in data], classes
-    raise UsageError(f"{path} does not have a format that numdiff knows: use {{\"a.png\": \"cat\", …}} or "
-                     "{\"labels\": [[\"a.png\", 3], …]}.")
+        return Table(data.items(), classes)
+    if isinstance(data, list) and all(isinstance(row, list) and len(row) == 2 for row in data):
+        odd = [row[0] for row in data if isinstance(row[0], bool) or not isinstance(row[0], str | int)]
+        if odd:
+            raise UsageError(f"{path} has {short(odd[0])} where the name of a file should be: fix it.")
+        return Table(data, classes)
+    table = _parse_rows(path, data, strict)
+    if table is None:
+        raise _unknown_form(path)
+    if not isinstance(table, str):
+        table.classes = classes
+    return table
 
 
-def _parse_table(path, text, names, base):
-    """(pairs of file name and label, None) of a table with the separator , ; or tab, with or without a heading."""
-    return _rows(path, text, _Finder(names, base, path)), None
+def _unknown_form(path):
+    return UsageError(f"{path} does not have a format that numdiff knows: use {{\"a.png\": \"cat\", …}} or "
+                      "{\"labels\": [[\"a.png\", 3], …]}.")
 
 
-def _rows(path, text, find):
-    separator = max(",;\t", key=LINE.match(text)[0].count) if text.strip() else ","
+def _parse_rows(path, rows, strict):
+    """The `Table` of a list of objects, each of one file; None where it is none."""
+    if not (isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)):
+        return None
+    keys = list(dict.fromkeys(name for row in rows for name in row))
+    columns = _columns(path, [name.strip().lower() for name in keys], strict)
+    if isinstance(columns, str):
+        return columns
+    file, label, notes = columns
+    if label is None:
+        return None
+    wrong = [row.get(keys[file]) for row in rows if isinstance(row.get(keys[file]), bool)
+             or not isinstance(row.get(keys[file]), str | int)]
+    if wrong:
+        raise UsageError(f"{path} has {short(wrong[0])} where the name of a file should be: fix it.")
+    return Table([(row[keys[file]], row.get(keys[label])) for row in rows], None, notes)
+
+
+def _parse_table(path, text, find, strict):
+    """The `Table` of text with the separator , ; or tab, with or without a heading."""
+    notes = []
+    rows = _rows(path, text, find, strict, notes)
+    first = next(rows, None)  # the heading is judged now, the other lines as they are read
+    if isinstance(first, str):
+        return first
+
+    def pairs():
+        if first is not None:
+            yield first
+        yield from rows
+
+    return Table(pairs(), None, notes)
+
+
+def _rows(path, text, find, strict, notes):
+    """Pairs of file and label; or one string that says why the table has none."""
+    first = LINE.match(text)[0]
+    separator = "\t" if path.lower().endswith(".tsv") else max(",;\t", key=first.count)
     unread = [0]  # letters since the last row
 
     def lines():
@@ -146,20 +383,30 @@ def _rows(path, text, find):
                 raise csv.Error(f"a line of more than {LINE_LETTERS:,} letters")
             yield line[0]
 
-    heading, file, label = None, 0, 1
+    heading, file, label, width = None, 0, 1, 2
     try:
-        for row in csv.reader(lines(), delimiter=separator):
+        for row in csv.reader(lines(), delimiter=separator, skipinitialspace=separator != "\t", strict=True):
             unread[0] = 0
             if not any(cell.strip() for cell in row):
                 continue
             if heading is None:
-                heading = find(row[0]) is None
+                heading = strict or _is_heading(row, find)
                 if heading:
-                    file, label = _columns([cell.strip().lower() for cell in row])
+                    columns = _columns(path, [cell.strip().lower() for cell in row], strict)
+                    if isinstance(columns, str):
+                        yield columns
+                        return
+                    file, label, width = columns[0], columns[1], len(row)
+                    notes += columns[2]
                     continue
-            if label is None or len(row) <= max(file, label):
-                raise UsageError(f"{path} has a line without a label, {short(separator.join(row))}: write `file,label` "
-                                 "on each.")
+            if any(cell.strip() for cell in row[width:]):
+                raise UsageError(f"{path} has a line of {len(row)} columns, {short(separator.join(row))}, and {width} "
+                                 f"are {'in its heading' if heading else 'expected without a heading'}: write a text "
+                                 f"that holds {separator!r} in quotes, or add a heading such as `file,label`.")
+            if label is None or len(row) <= max(file, label) or is_missing(row[label]) or is_missing(row[file]):
+                what = "file name" if label is not None and len(row) > file and is_missing(row[file]) else "label"
+                raise UsageError(f"{path} has a line without a {what}, {short(separator.join(row))}: write "
+                                 "`file,label` on each.")
             yield row[file], row[label]
     except csv.Error as error:
         raise UsageError(f"{path} is not a table of text ({error}): fix it, or add --labels none.") from None
@@ -167,12 +414,38 @@ def _rows(path, text, find):
         raise UsageError(f"{path} is empty: write a line `file,label` for every image, or add --labels none.")
 
 
-def _columns(heading):
-    """Which columns hold the file and the label; the second is None if there is only one column."""
-    file = next((heading.index(word) for word in FILE_COLUMNS if word in heading), 0)
+def _is_heading(row, find):
+    words = {cell.strip().lower() for cell in row}
+    if words.intersection(FILE_COLUMNS) and words.intersection(LABEL_COLUMNS):
+        return True
+    return find(row[0]) is None and not looks_like_picture(row[0].strip(), b"")
+
+
+def _columns(path, heading, strict=False):
+    """(column of the file, column of the label or None if there is only one column, notes).
+
+    strict: both must have known names; else the result is a string that says which is missing
+    """
+    file = next((heading.index(word) for word in FILE_COLUMNS if word in heading), None)
+    labels = [heading.index(word) for word in LABEL_COLUMNS if word in heading and heading.index(word) != file]
+    if strict and (file is None or not labels):
+        missing = "file_name" if file is None else "label"
+        return f"it has no column {missing} (its columns are {examples(heading)})"
+    file = 0 if file is None else file
     rest = [i for i in range(len(heading)) if i != file]
-    label = next((heading.index(word) for word in LABEL_COLUMNS if word in heading), rest[0] if rest else None)
-    return file, label
+    if len(labels) > 1:
+        return file, labels[0], [f"{path} has several columns that may hold labels; they are read from "
+                                 f"{heading[labels[0]]!r}, and not from {examples([heading[i] for i in labels[1:]])}."]
+    if labels:
+        return file, labels[0], []
+    if len(rest) > 1:
+        raise UsageError(f"{path} has the columns {examples(heading)}, none of which is called label: call the one "
+                         "with the labels so.")
+    return file, rest[0] if rest else None, [f"The first line of {path}, {examples(heading)}, is taken for a heading."]
+
+
+def _plural(names, one, several):
+    return one if len(names) == 1 else several
 
 
 def common_folder(names):
@@ -181,9 +454,3 @@ def common_folder(names):
         return ""
     folder = posixpath.commonpath([posixpath.dirname("/" + name) for name in names])[1:]
     return folder + "/" if folder else ""
-
-
-def examples(names):
-    """The first few names as part of a sentence."""
-    shown = [str(name)[:SHOWN_LETTERS] for name in names[:SHOWN]]
-    return ", ".join(shown) + (", …" if len(names) > SHOWN else "")

@@ -10,8 +10,6 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ...archives import BadArchive, TooMuch, most_from_deflate
 from ...errors import NumdiffError, UsageError
 
@@ -20,6 +18,7 @@ MAXIMUM_IMAGE_BYTES = 1 << 28  # a header that asks for more is damaged, or was 
 MAXIMUM_IMAGES = 50_000_000  # as each needs some memory for its label
 MAXIMUM_CLASSES = 1_000_000
 ORDERS = ("numbers", "words")
+SHOWN, SHOWN_LETTERS = 3, 80  # names given as examples in a message, and how much of one
 
 _reprs = reprlib.Repr()
 _reprs.maxstring = _reprs.maxother = 80
@@ -47,6 +46,7 @@ class Source:
     items: Iterable  # of Item
     count: int | None = None  # how many items, where it is known
     classes: list | None = None
+    order: str = ""  # of the classes, in words
     named: bool = False  # whether the items' names mean something, as files' do, and are kept
     latents: bool = False  # floats, which are written as they are
     floats: bool = False  # whether they could be
@@ -102,41 +102,10 @@ def open_stream(path):
         return gzip.open(path, "rb") if packed else open(path, "rb")
 
 
-def number_classes(values, order="numbers"):
-    """(names of the classes, label of each value) for labels given as integers or as words, one a value.
-
-    Integers 0 … K-1 stay what they are; others are numbered in numeric order, words in alphabetic order. With the order
-    "words" integers are sorted as words, too: 0, 1, 10, 2.
-    """
-    values = [_tidy(value) for value in values]
-    distinct = set(values)
-    if order == "numbers" and all(isinstance(value, int) or _is_integer(value) for value in distinct):
-        distinct = sorted({int(value) for value in distinct})
-        index = {value: i for i, value in enumerate(distinct)}
-        return [str(value) for value in distinct], [index[int(value)] for value in values]
-    names = sorted({str(value) for value in distinct})
-    if len(names) > MAXIMUM_CLASSES:
-        raise UsageError(f"there are {len(names):,} different labels, more than {MAXIMUM_CLASSES:,} classes: check "
-                         "them, or add --labels none.")
-    index = {name: i for i, name in enumerate(names)}
-    return names, [index[str(value)] for value in values]
-
-
-def _tidy(value):
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise UsageError(f"a label is {short(value)}, and a label must be a word or an integer: fix the labels.")
-    if isinstance(value, float):
-        if not value.is_integer():
-            raise UsageError(f"a label is {value!r}, and a label must be a word or an integer: fix the labels.")
-        return int(value)
-    return value.strip() if isinstance(value, str) else value
-
-
-def _is_integer(word):
-    digits = word[1:] if word[:1] == "-" else word
-    return len(digits) <= 18 and digits.isascii() and digits.isdigit() and str(int(word)) == word
+def examples(names):
+    """The first few names as part of a sentence."""
+    shown = [str(name)[:SHOWN_LETTERS] for name in names[:SHOWN]]
+    return ", ".join(shown) + (", …" if len(names) > SHOWN else "")
 
 
 def no_labels_file(path, labels):

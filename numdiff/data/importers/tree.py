@@ -10,23 +10,57 @@ from ...errors import NumdiffError, UsageError
 from ...files import check_regular, open_regular
 from ..pictures import MAXIMUM_FILE_BYTES, Unreadable, decoded
 from . import labels as label_files
+from .classes import IN_NUMERIC_ORDER, Labelled
 from .pictures import looks_like_picture
 from .source import Item, Source, damage_named
 
-SKIPPED = ("__macosx", "thumbs.db", "desktop.ini")
+# What systems keep for themselves, in lower case; and all whose names begin with a dot
+SYSTEM_FILES = ("thumbs.db", "desktop.ini")
+SYSTEM_FOLDERS = ("__macosx", "@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot",
+                  "$recycle.bin", "recycler", "system volume information", "lost+found")
+UTF_8 = 0x800  # flag of a member of a zip: its name is in UTF-8
 MAXIMUM_LABELS_BYTES = 64 << 20  # that of ImageNet's 1.3 million images has 40
 
 
-class Folder:
-    """What lies under a folder, by its path relative to it, with forward slashes: files, and what cannot be read as
-    one."""
+class Tree:
+    """What a folder or a zip holds, by paths relative to it with forward slashes."""
+
+    def __init__(self, path):
+        self.path = path
+        self.names = []  # of files, and of what cannot be read as one, in order
+        self.folders = []  # of folders, without a slash at the end, in order
+        self.skipped = []  # system and hidden folders (with a slash), and hidden pictures, which are left out
+        self.repeated = []  # (folder, the folder that it is), of links to folders that are there already
+        self.replaced = []  # files that are left out, as a later one has the same name
+
+    def notes(self):
+        """Sentences on what is left out."""
+        if self.skipped:
+            yield f"{_count(self.skipped, 'hidden or system entry was', 'hidden or system entries were')} left out."
+        if self.replaced:
+            yield (f"{_count(self.replaced, 'file was', 'files were', '')} left out, as later ones in the zip have the "
+                   f"same names ({label_files.examples(self.replaced)}).")
+        if self.repeated:
+            shown = label_files.examples([f"{name} is {first}" for name, first in self.repeated])
+            yield (f"{_count(self.repeated, 'link was', 'links were', '')} left out, as the folder that it leads to is "
+                   f"read already ({shown}).")
+
+
+def _count(names, one, several, shown=None):
+    """A count of names in words, with examples unless `shown` is given."""
+    shown = f" ({label_files.examples(names)})" if shown is None else shown
+    return f"{len(names):,} {one if len(names) == 1 else several}{shown}"
+
+
+class Folder(Tree):
+    """The files under a folder."""
 
     kind = "folder"
 
     def __init__(self, path):
-        self.path, self.replaced = path, []
+        super().__init__(path)
         self._paths = {}  # name, printable whatever the disk's encoding -> path
-        self._walk(path, "", set())
+        self._walk(path, "", {})
         self.names = sorted(self._paths, key=lambda name: name.split("/"))
 
     def _walk(self, path, prefix, seen):
@@ -34,14 +68,19 @@ class Folder:
         with damage_named(path):
             state = os.stat(path)
             entries = list(os.scandir(path))
-        if (state.st_dev, state.st_ino) in seen:
+        place = prefix.rstrip("/") or "."
+        first = seen.setdefault((state.st_dev, state.st_ino), place)
+        if first != place:
+            self.repeated.append((place, "the folder itself" if first == "." else first))
             return
-        seen.add((state.st_dev, state.st_ino))
+        if prefix:
+            self.folders.append(place)
         for entry in sorted(entries, key=lambda entry: entry.name):
             name = prefix + entry.name.encode("utf-8", "backslashreplace").decode()
-            if _skipped(entry.name):
-                continue
-            if _is_folder(entry):
+            folder = _is_folder(entry)
+            if _is_skipped(entry.name, folder):
+                self.skipped += [name + "/" * folder] if folder or looks_like_picture(name, b"") else []
+            elif folder:
                 self._walk(entry.path, name + "/", seen)
             else:
                 self._paths[name] = entry.path
@@ -65,31 +104,41 @@ class Folder:
         pass
 
 
-class Zip:
-    """The files in a zip. Their names are only names: `../../x.png` is the image x.png, and nothing is written.
-
-    replaced: the names of those that are left out, as a later one has the same
-    """
+class Zip(Tree):
+    """The files in a zip. Their names are only names: `../../x.png` is the image x.png, and nothing is written."""
 
     kind = "zip"
 
     def __init__(self, path):
-        self.path, self.replaced = path, []
+        super().__init__(path)
         with damage_named(path):
             self._zip = ZipReader(path)
-        self._members = {}
+        self._members, folders, skipped = {}, set(), {}
         for member in self._zip.members:
-            parts = [part for part in member.filename.replace("\\", "/").split("/") if part not in ("", ".", "..")]
-            if member.filename.endswith("/") or not parts or any(_skipped(part) for part in parts):
+            text = name_of(member)
+            parts = [part for part in text.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+            if not parts:
+                continue
+            is_folder = text.endswith(("/", "\\"))
+            above = parts if is_folder else parts[:-1]
+            end = next((i for i, part in enumerate(above, 1) if _is_skipped(part, True)), None)
+            folders.update("/".join(above[:i]) for i in range(1, end or len(above) + 1))
+            if end is not None:
+                skipped["/".join(above[:end]) + "/"] = None
+            if end is not None or is_folder:
+                continue
+            name = "/".join(parts)
+            if _is_skipped(parts[-1], False):
+                skipped.update({name: None} if looks_like_picture(name, b"") else {})
                 continue
             if member.flag_bits & 1:
                 self._zip.close()
                 raise UsageError(f"{str(path)!r} is protected by a password: unpack it and import the folder.")
-            name = "/".join(parts)
             if name in self._members:
                 self.replaced.append(name)
             self._members[name] = member
         self.names = sorted(self._members, key=lambda name: name.split("/"))
+        self.folders, self.skipped = (sorted(found, key=lambda name: name.split("/")) for found in (folders, skipped))
 
     def open(self, name, limit=None):
         return self._zip.open(self._members[name], limit)
@@ -108,8 +157,19 @@ def _is_folder(entry):
         return False
 
 
-def _skipped(part):
-    return part.startswith(".") or part.lower() in SKIPPED
+def _is_skipped(name, folder):
+    return name.startswith(".") or name.lower() in (SYSTEM_FOLDERS if folder else SYSTEM_FILES)
+
+
+def name_of(member):
+    """The name of a member of a zip. macOS writes it in UTF-8 without saying so, and zipfile then reads code page 437.
+    """
+    if member.flag_bits & UTF_8 or member.filename.isascii():
+        return member.filename
+    try:
+        return member.filename.encode("cp437").decode("utf-8")
+    except UnicodeError:
+        return member.filename
 
 
 def open_tree(tree, labels, order="numbers"):
@@ -119,18 +179,19 @@ def open_tree(tree, labels, order="numbers"):
         (pictures if _is_picture(tree, name) else others).append(name)
     if not pictures:
         raise NumdiffError(f"the {tree.kind} {str(tree.path)!r} holds no images"
-                           + (f" ({len(others)} other files)" if others else "") + ": check the path.")
-    classes, numbers, note, labels_file = _label(tree, pictures, labels, order)
-    if labels_file in others:
-        others.remove(labels_file)
+                           + (f" ({len(others)} other files)" if others else "")
+                           + (f" but for what is left out ({label_files.examples(tree.skipped)})" if tree.skipped
+                              else "") + ": check the path.")
+    labelled, read = _label(tree, pictures, labels, order)
+    others = [name for name in others if name not in read]
 
     def items():
         for i, name in enumerate(pictures):
-            label = None if numbers is None else numbers[i]
+            label = None if labelled.numbers is None else labelled.numbers[i]
             yield Item(name, lambda wanted, name=name: _load(tree, name, wanted), label)
 
-    return Source(tree.kind, items(), len(pictures), classes, named=True, parallel=True, ignored=others,
-                  notes=[*filter(None, [note, _note_on_order(classes, order), _note_on_names(tree)])],
+    return Source(tree.kind, items(), len(pictures), labelled.classes, labelled.order, named=True, parallel=True,
+                  ignored=others, notes=[*labelled.notes, *_notes_on_order(labelled, order), *tree.notes()],
                   close=tree.close)
 
 
@@ -158,45 +219,69 @@ def _load(tree, name, wanted):
     return decoded(nbytes, read, wanted)
 
 
-def _note_on_order(classes, order):
+def _notes_on_order(labelled, order):
     """The note for class folders whose names are numbers, which other programs sort differently."""
-    if order == "words" or not classes or classes == sorted(classes):
-        return None
-    there = label_files.examples(sorted(classes))
-    return (f"The classes are in the order of their numbers ({label_files.examples(classes)}); torchvision's "
-            f"ImageFolder and guided-diffusion sort them as words ({there}): for those indices add --class-order "
-            "words.")
-
-
-def _note_on_names(tree):
-    """The note for files of a zip that are left out, as it has others of the same names."""
-    if not tree.replaced:
-        return None
-    count = len(tree.replaced)
-    return (f"{count:,} file{'s were' if count > 1 else ' was'} left out, as later ones in the zip have the same names "
-            f"({label_files.examples(tree.replaced)}).")
+    names = labelled.classes
+    if order == "numbers" and names and labelled.order == IN_NUMERIC_ORDER and names != sorted(names):
+        yield (f"The classes are in the order of their numbers ({label_files.examples(names)}); torchvision's "
+               "ImageFolder and guided-diffusion sort them as words "
+               f"({label_files.examples(sorted(names))}): for those indices add --class-order words.")
 
 
 def _label(tree, pictures, labels, order):
-    """(classes, labels, note, name of the labels file in the tree); classes and labels None where there are none."""
+    """(`Labelled`, names of the labels files in the tree that were read)."""
     if labels == "none":
-        return None, None, None, None
+        return Labelled(), []
     if labels == "folders":
-        classes, numbers = label_files.from_folders(pictures, order)
-        if classes is None:
+        found = _by_folders(tree, pictures, order)
+        if found.classes is None:
             raise UsageError(f"{str(tree.path)!r} has no folders that distinguish classes: leave --labels folders out.")
-        return classes, numbers, None, None
+        return found, []
     if labels == "prefix":
-        return *label_files.from_prefixes(pictures, order), None, None
+        return label_files.from_prefixes(pictures, order), []
     if labels != "auto":
-        inside = os.path.relpath(labels, tree.path).replace(os.sep, "/")  # it may lie among the images
-        return *label_files.from_file(pictures, str(labels), _read_text(labels, open), "", order), inside
+        inside = os.path.relpath(labels, tree.path).replace(os.sep, "/")  # it may be among the images
+        text = _read_text(labels, lambda: io.BufferedReader(open_regular(labels)))
+        return label_files.from_file(pictures, str(labels), text, "", order), [inside]
     found = _find_labels_file(tree, pictures)
     if found:
         base = posixpath.dirname(found) + "/" if "/" in found else ""
-        text = _read_text(found, lambda name, mode: tree.open(name), tree.size(found))
-        return *label_files.from_file(pictures, found, text, base, order), found
-    return *label_files.from_folders(pictures, order), None, None
+        return label_files.from_file(pictures, found, _text_in(tree, found), base, order), [found]
+    metadata, notes = _find_metadata(tree)
+    if metadata:
+        result, read, more = label_files.from_metadata(pictures, [(name, _text_in(tree, name)) for name in metadata],
+                                                       order)
+        notes += more
+        if result is not None:
+            result.notes = notes + result.notes
+            return result, read
+    result = _by_folders(tree, pictures, order)
+    result.notes = notes + result.notes
+    return result, []
+
+
+def _by_folders(tree, pictures, order):
+    result = label_files.from_folders(pictures, order, tree.folders)
+    prefix = label_files.common_folder(pictures)
+    classes = [(name, first) for name, first in tree.repeated if posixpath.dirname(name) == prefix.rstrip("/")
+               and not prefix.startswith(first + "/") and first not in ("the folder itself", prefix.rstrip("/"))]
+    if result.classes is not None and classes:
+        raise UsageError(f"the class folder {classes[0][0]} in {str(tree.path)!r} is a link to {classes[0][1]}, whose "
+                         "images would then be of two classes: remove one of them, or copy the images.")
+    return result
+
+
+def _find_metadata(tree):
+    """(Hugging Face's metadata files, notes on those that are not read)."""
+    found = [name for name in tree.names if posixpath.basename(name).lower() in label_files.METADATA]
+    unread = [name for name in found if name.lower().endswith(".parquet")]
+    found = [name for name in found if name not in unread]
+    folders = [posixpath.dirname(name) for name in found]
+    twice = [name for name, folder in zip(found, folders, strict=True) if folders.count(folder) > 1]
+    if twice:
+        raise UsageError(f"{str(tree.path)!r} holds several metadata files in one folder "
+                         f"({label_files.examples(twice)}): remove one of them, or choose one by --labels FILE.")
+    return found, [f"{name} is not read: save it as metadata.csv if it holds labels." for name in unread]
 
 
 def _find_labels_file(tree, pictures):
@@ -214,14 +299,19 @@ def _find_labels_file(tree, pictures):
         folder = folder[:folder.rindex("/") + 1] if "/" in folder else ""
 
 
+def _text_in(tree, name):
+    return _read_text(name, lambda: tree.open(name), tree.size(name))
+
+
 def _read_text(path, opener, size=None):
     """The text of a labels file, UTF-8 with or without a byte order mark."""
     path = str(path)
-    if not path.lower().endswith((".csv", ".tsv", ".txt", ".json")):
-        raise UsageError(f"--labels {path!r} is unknown: use auto, folders, prefix, none, or a .csv or .json file.")
+    if not path.lower().endswith((*label_files.TABLES, *label_files.OTHERS)):
+        raise UsageError(f"--labels {path!r} is unknown: use auto, folders, prefix, none, or a .csv, .json or .jsonl "
+                         "file.")
     try:
         if not size or size <= MAXIMUM_LABELS_BYTES:
-            with damage_named(path), opener(path, "rb") as file:
+            with damage_named(path), opener() as file:
                 data = file.read(MAXIMUM_LABELS_BYTES + 1)
             size = len(data)
         if size > MAXIMUM_LABELS_BYTES:
