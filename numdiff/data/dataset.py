@@ -27,6 +27,7 @@ from ..files import IrregularFile, Refused, open_regular
 from ..hdf5 import is_hdf5, open_hdf5
 from ..progress import tick
 from .chunks import CHUNK, ChunkCache, in_threads
+from .names import key, loose_key
 
 IN_MEMORY_BYTES = 2 << 30  # below this, the images are held in memory as a whole
 WINDOW_BYTES = 256 << 20  # images among which the loader shuffles freely; two windows are cached for a set on disk
@@ -353,24 +354,32 @@ def _average(images, factor):
 def _indices(names, classes):
     """(indices of the classes that are named, None), or (None, the first name that is of none).
 
-    A name in any case will do. One with commas may have been cut at them, as where a list was: then it is put together
-    again, unless its parts are classes, too.
+    A name in any case will do, where it is that of one class. One with commas may have been cut at them, as where a
+    list was: then it is put together again, unless its parts are classes, too.
     """
-    exact = {name: i for i, name in reversed(list(enumerate(classes)))}
-    loose = {_loose(name): i for i, name in reversed(list(enumerate(classes)))}
+    forms = [{name: i for i, name in reversed(list(enumerate(classes)))}, *(_unique(classes, f) for f in (key, _loose))]
     commas, ways, furthest = max((name.count(",") for name in classes), default=0), [[], *[None] * len(names)], 0
     for start in range(len(names)):  # ways[n]: the classes that the first n names are
         for stop in range(start + 1, min(start + 1 + commas, len(names)) + 1):
             name = ",".join(names[start:stop])
-            index = exact.get(name, loose.get(_loose(name)))
+            index = next((form[text] for form, text in zip(forms, (name, key(name), _loose(name)), strict=True)
+                          if text in form), None)
             if ways[start] is not None and index is not None and (ways[stop] is None or stop == start + 1):
                 ways[stop], furthest = [*ways[start], index], max(furthest, stop)
     return (ways[-1], None) if ways[-1] is not None else (None, names[furthest])
 
 
+def _unique(classes, form):
+    """{form(name): index} of the classes that no other one is taken for."""
+    found = {}
+    for i, name in enumerate(classes):
+        found.setdefault(form(name), []).append(i)
+    return {text: indices[0] for text, indices in found.items() if len({classes[i] for i in indices}) == 1}
+
+
 def _loose(name):
-    """A name in lower case, without the spaces around its commas, which a list on the command line loses."""
-    return ",".join(part.strip() for part in name.lower().split(","))
+    """A name in any case, without the spaces around its commas, which a list on the command line loses."""
+    return ",".join(map(loose_key, name.split(",")))
 
 
 def _listed(names):

@@ -11,6 +11,7 @@ import hashlib
 import numpy as np
 
 from .dataset import CHUNK
+from .names import key
 
 RULE = 1  # how the rows are chosen and hashed: digests of different rules are not compared
 SAMPLE_BYTES = 32 << 20
@@ -51,7 +52,7 @@ def difference(one, other, first, second):
     """What differs between two fingerprints, in words, or None; `first` and `second` name their owners."""
     if one["shape"] != other["shape"] or one["dtype"] != other["dtype"]:
         return f"{first} has {describe(one)}, {second} {describe(other)}"
-    if one["classes"] != other["classes"]:
+    if list(map(key, one["classes"])) != list(map(key, other["classes"])):
         return reordered(one["classes"], other["classes"], first, second) or (
             f"{first} has {len(one['classes'])} classes, {second} {len(other['classes'])}")
     if (one["labels"] is None) != (other["labels"] is None):
@@ -67,7 +68,7 @@ def difference(one, other, first, second):
 def reordered(one, other, first, second):
     """The first class whose names differ in the two lists, in words; None if one list is the beginning of the other."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
+        if key(a) != key(b):
             return f"class {index} of {first} is {a!r}, of {second} {b!r}"
     return None
 

@@ -2,8 +2,8 @@
 
     file = decoded("photos/", 64)      # ~/.cache/numdiff/data/photos-64-…h5, or in NUMDIFF_CACHE_DIR
 
-The file's name holds two digests: of the folder's path and the image size, and of all files' names, sizes and times. So
-another picture in the folder means another file, and the one before is removed.
+The file's name holds two digests: of the folder's path and the image size, and of the names of all files and folders
+and the files' sizes and times. So another picture in the folder means another file, and the one before is removed.
 """
 import contextlib
 import functools
@@ -25,7 +25,7 @@ from .importers import import_dataset, open_source
 from .importers.pictures import Mixed
 from .importers.tree import Folder
 
-RULE = 1  # of decoding: files of another rule are not used
+RULE = 2  # of decoding: files of another rule are not used
 STALE = 24 * 3600  # seconds after which an unfinished file is what a killed process left
 
 
@@ -83,8 +83,11 @@ def decoded(folder, image_size=None, say=None):
         report = decode(channels=3)
     for old in [*cache.glob(f"{prefix}*.h5"), *cache.glob(".*.tmp")]:
         _remove_old(old, path)
-    (say or _on_stderr)(f"{report.shape[0]:,} pictures of {os.fspath(folder)!r} were decoded into {path} "
-                        f"({path.stat().st_size / 1e6:,.1f} MB), which later runs read.")
+    say = say or _on_stderr
+    say(f"{report.shape[0]:,} pictures of {os.fspath(folder)!r} were decoded into {path} "
+        f"({path.stat().st_size / 1e6:,.1f} MB), which later runs read.")
+    for note in report.notes:
+        say(note)
     return str(path)
 
 
@@ -92,7 +95,7 @@ def _digests(folder, image_size):
     """(digest of where the pictures are and what size they get, digest of what lies there)."""
     tree = Folder(folder)
     files = [(name, state.st_size, state.st_mtime_ns) for name, state in tree.states()]
-    return _digest([RULE, os.path.realpath(folder), image_size], 4), _digest([RULE, files], 8)
+    return _digest([RULE, os.path.realpath(folder), image_size], 4), _digest([RULE, files, tree.folders], 8)
 
 
 def _digest(value, size):

@@ -21,13 +21,3 @@ def loose_key(name):
 def is_blank(name):
     """Whether a name has nothing to see: it is empty, or holds spaces and invisible characters alone."""
     return not any(unicodedata.category(c)[0] in VISIBLE for c in name)
-
-
-def find(name, names):
-    """The index of `name` in a list of names, or None: as it is spelled, else by `key`, else in any case."""
-    for form in (str, key, loose_key):
-        wanted = form(name)
-        index = next((i for i, other in enumerate(names) if form(other) == wanted), None)
-        if index is not None:
-            return index
-    return None

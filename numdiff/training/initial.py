@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.names import key
 from ..errors import NumdiffError, UsageError, of_option, printable
 from ..nn.convert.check import listed
 from ..settings import COMMON, flag, say
@@ -250,8 +251,8 @@ def match_rows(start, sizes, count, classes):
     has_names = _are_names(start.classes), _are_names(classes)
     rows = []
     if all(has_names):
-        theirs = {name: row for row, name in reversed(list(enumerate(start.classes[:old])))}
-        rows = [(row, theirs[name]) for row, name in enumerate(classes) if name in theirs]
+        theirs = {key(name): row for row, name in reversed(list(enumerate(start.classes[:old])))}
+        rows = [(row, theirs[key(name)]) for row, name in enumerate(classes) if key(name) in theirs]
     elif not any(has_names) and old == sizes["num_classes"]:
         rows = [(row, row) for row in range(old)]
     if count > sizes["num_classes"] and start.options["class_dropout"] > 0:

@@ -9,6 +9,7 @@ import shlex
 import numpy as np
 
 from ..data.fingerprint import difference, reordered
+from ..data.names import key
 from ..diffusion.process import make_diffusion
 from ..errors import NumdiffError, UsageError
 from ..files import check_held
@@ -154,7 +155,7 @@ def check_resumed_data(meta, trainer, path, new_data):
     the data, or None. The classes must be in the run's order in any case."""
     now, then = trainer.fingerprint, meta.get("data")
     classes, file = meta.get("classes") or [], trainer.dataset.path
-    if trainer.model.num_classes is not None or sorted(classes) == sorted(now["classes"]):
+    if trainer.model.num_classes is not None or sorted(map(key, classes)) == sorted(map(key, now["classes"])):
         if why := reordered(classes, now["classes"], "the run", file):
             raise UsageError(f"{why}: go on with data whose classes are the run's, in the same order.")
     if then is None:

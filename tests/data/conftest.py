@@ -1,5 +1,6 @@
 """The importers' tests: what they write, and sources in each form."""
 import os
+import shutil
 
 import pytest
 
@@ -19,6 +20,7 @@ def packed(request, tmp_path):
     """Makes a source of named files, as a folder or a zip."""
     def pack(files):
         if request.param == "folder":
+            shutil.rmtree(tmp_path / "source", ignore_errors=True)
             return fill(tmp_path / "source", files)
         around = "all/" if "around" in request.param else ""
         return zipped(tmp_path / "source.zip", {around + name: data for name, data in files.items()})

@@ -198,7 +198,9 @@ def labels_case(rng, folder):
     pairs = {"labels": [[name, i] for i, name in enumerate(names)], "classes": list("abcd")}
     texts = {"labels.csv": labels_csv(names), "labels.tsv": labels_csv(names).replace(b",", b"\t"),
              "labels.json": json.dumps(pairs).encode(),
-             "dataset.json": json.dumps([{"file": n, "label": "x"} for n in names]).encode()}
+             "dataset.json": json.dumps([{"file": n, "label": "x"} for n in names]).encode(),
+             "metadata.csv": b"file_name,label\n" + labels_csv(names),
+             "metadata.jsonl": b"".join(json.dumps({"file_name": n, "label": 1.0}).encode() + b"\n" for n in names)}
     name = _choice(rng, texts)
     _write(folder, "source/" + name, mutated(texts[name], rng, list(texts.values())))
     return [("import", folder + "/source", {})]

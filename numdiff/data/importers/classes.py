@@ -83,11 +83,11 @@ def label_text(value):
 def check_names(names, where):
     """Names of classes from a list in a file, which must be visible and differ; `where` names the list in messages."""
     seen = {}
-    for name in names:
+    for i, name in enumerate(names):
         if isinstance(name, bool) or not isinstance(name, str | int) or is_missing(name):
             raise UsageError(f"{where} has {short(name)}, which is no name of a class: fix it.")
-        if seen.setdefault(key(name), name) is not name:
-            raise UsageError(f"{where} has two names that are the same, {spelling(seen[key(name)])} and "
+        if (first := seen.setdefault(key(name), i)) != i:
+            raise UsageError(f"{where} has two names that are the same, {spelling(names[first])} and "
                              f"{spelling(name)}: rename one.")
     return [str(name) for name in names]
 

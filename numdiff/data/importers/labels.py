@@ -219,7 +219,7 @@ class _Finder:
 
     def __init__(self, names, base, path, below=False):
         """below: whether only images below `base` are meant."""
-        self.path, self.base, self.names = path, key(base), names
+        self.path, self.base, self.names, self.common = path, key(base), names, len(common_folder(names))
         self.spelled = {}
         self.exact, self.files, self.stems = {}, {}, {}  # key -> index, or list of the indices of several images
         for i, name in enumerate(names):
@@ -250,7 +250,8 @@ class _Finder:
         """The index of the image, or a list of several, whose path ends in `name`, or in whose path `name` ends."""
         found = table.get(posixpath.basename(name), [])
         found = [i for i in (found if isinstance(found, list) else [found])
-                 if _ends(key(posixpath.splitext(self.names[i])[0] if stem else self.names[i]), name)]
+                 if any(_ends(key(posixpath.splitext(path)[0] if stem else path), name)
+                        for path in (self.names[i], self.names[i][self.common:]))]
         return found[0] if len(found) == 1 else found or None
 
 

@@ -36,20 +36,19 @@ class Tree:
     def notes(self):
         """Sentences on what is left out."""
         if self.skipped:
-            yield f"{_count(self.skipped, 'hidden or system entry was', 'hidden or system entries were')} left out."
+            yield (f"{_count(self.skipped, 'hidden or system entry was', 'hidden or system entries were')} left out "
+                   f"({label_files.examples(self.skipped)}).")
         if self.replaced:
-            yield (f"{_count(self.replaced, 'file was', 'files were', '')} left out, as later ones in the zip have the "
+            yield (f"{_count(self.replaced, 'file was', 'files were')} left out, as later ones in the zip have the "
                    f"same names ({label_files.examples(self.replaced)}).")
         if self.repeated:
             shown = label_files.examples([f"{name} is {first}" for name, first in self.repeated])
-            yield (f"{_count(self.repeated, 'link was', 'links were', '')} left out, as the folder that it leads to is "
+            yield (f"{_count(self.repeated, 'link was', 'links were')} left out, as the folder that it leads to is "
                    f"read already ({shown}).")
 
 
-def _count(names, one, several, shown=None):
-    """A count of names in words, with examples unless `shown` is given."""
-    shown = f" ({label_files.examples(names)})" if shown is None else shown
-    return f"{len(names):,} {one if len(names) == 1 else several}{shown}"
+def _count(names, one, several):
+    return f"{len(names):,} {one if len(names) == 1 else several}"
 
 
 class Folder(Tree):
@@ -263,11 +262,11 @@ def _label(tree, pictures, labels, order):
 def _by_folders(tree, pictures, order):
     result = label_files.from_folders(pictures, order, tree.folders)
     prefix = label_files.common_folder(pictures)
-    classes = [(name, first) for name, first in tree.repeated if posixpath.dirname(name) == prefix.rstrip("/")
-               and not prefix.startswith(first + "/") and first not in ("the folder itself", prefix.rstrip("/"))]
-    if result.classes is not None and classes:
-        raise UsageError(f"the class folder {classes[0][0]} in {str(tree.path)!r} is a link to {classes[0][1]}, whose "
-                         "images would then be of two classes: remove one of them, or copy the images.")
+    level = prefix.rstrip("/") if result.classes else posixpath.dirname(prefix.rstrip("/"))
+    for name, first in tree.repeated:
+        if posixpath.dirname(name) == level == posixpath.dirname(first):
+            raise UsageError(f"the class folder {name} in {str(tree.path)!r} is a link to {first}, whose images would "
+                             "then be of two classes: remove one of them, copy the images, or add --labels none.")
     return result
 
 
