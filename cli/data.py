@@ -28,8 +28,8 @@ def data():
 @click.option("--background", metavar="COLOUR",
               help="Colour behind transparent images: a name or #rrggbb.  [default: white]")
 @click.option("--labels", metavar="auto|folders|prefix|none|FILE", default="auto", show_default=True,
-              help="Where classes come from: sub-folders, the file names up to the first _ (cat_001.png), a .csv, .json "
-                   "or .jsonl file, or none. auto: a labels.csv, labels.json, dataset.json or Hugging Face's "
+              help="Where classes come from: sub-folders, the file names up to the first _ (cat_001.png), a .csv, "
+                   ".json or .jsonl file, or none. auto: a labels.csv, labels.json, dataset.json or Hugging Face's "
                    "metadata.csv or metadata.jsonl among the images, else sub-folders.")
 @click.option("--class-order", type=Choice(["numbers", "words"]), default="numbers", show_default=True,
               help="Order of classes whose names are numbers: 0, 1, 2, 10, or 0, 1, 10, 2, as torchvision's "

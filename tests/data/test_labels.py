@@ -81,7 +81,7 @@ def test_order_is_the_same_in_every_format(tmp_path, out, write, labels, classes
         [classes.index(str(v).removesuffix(".0").replace("-0", "0") if classes != ["1.0", "10", "2", "x"] else str(v))
          for v in labels])).tolist()
     numeric = "x" not in classes and "a" not in classes
-    assert (" in numeric order (" if numeric else " in the order of their text (") in report.sentences()[0]
+    assert ("), in numeric order; " if numeric else "), in the order of their text; ") in report.sentences()[0]
     if write is as_csv and not any("." in str(v) for v in labels):  # folders follow the same rule
         import_dataset(fill(tmp_path / "f", {f"{v}/{n}": png(pictures(4)[n]) for n, v in pairs}), out, force=True)
         assert labels_of(out)[1] == classes
@@ -225,7 +225,7 @@ def test_classes_that_a_file_lists(packed, out, labels, names, expected):
     text = json.dumps({"labels": dict(zip(pictures(2), labels, strict=True)), "classes": [*names, "unused"]})
     report = imported(packed, out, {**pictures(2), "labels.json": text.encode()})
     assert labels_of(out) == (expected, [*map(str, names), "unused"])
-    assert "in the file's order (" in report.sentences()[0] and "unused 0" in report.sentences()[0]
+    assert "), in the file's order; " in report.sentences()[0] and "unused 0" in report.sentences()[0]
 
 
 def test_a_file_without_labels_says_so(packed, out):

@@ -69,8 +69,8 @@ class Report:
         if self.classes:
             shown = ", ".join(f"{name} {n:,}" for name, n in list(zip(self.classes, self.counts, strict=True))[:12])
             more = f", and {len(self.classes) - 12} more" if len(self.classes) > 12 else ""
-            order = f" {self.order}" if self.order else ""
-            text += f" in {len(self.classes)} class{'es' * (len(self.classes) != 1)}{order} ({shown}{more})"
+            order = f", {self.order}" if self.order else ""
+            text += f" in {len(self.classes)} class{'es' * (len(self.classes) != 1)} ({shown}{more}){order}"
         lines = [f"{text}; {os.path.getsize(self.path) / 1e6:,.1f} MB."]
         if self.unreadable:
             shown = ", ".join(f"{name}: {why}" for name, why in self.unreadable[:5])
