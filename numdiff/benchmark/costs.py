@@ -46,6 +46,8 @@ def is_operation(name, function):
 
 def cost_function(function):
     """The `*_cost` function of an operation, or None."""
+    if hasattr(function, "operation"):
+        return function.operation.cost
     part = CONVOLUTIONS.match(function.__name__)
     if part and "conv2d" in function.__module__:
         return getattr(conv2d, f"conv2d_{part[1]}_cost")

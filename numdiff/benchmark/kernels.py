@@ -22,6 +22,7 @@ from ..emulator.values import leaves
 from ..errors import NumdiffError, UsageError, near_miss
 from ..kernels.conv2d import conv2d_input_gradient_cost
 from ..kernels.conv2d import launcher as conv2d
+from ..kernels.problem import Array
 from ..kernels.transformer.columns import Columns
 from ..kernels.versions import label, name_of, numbers_of, versions_by_name
 from .costs import arrays_in, cost_of, roof_of
@@ -36,26 +37,6 @@ MAX_COPIES = 8
 POOL = 2**22 - 3  # random numbers, used repeatedly: not a multiple of a row
 POSITIVE = ("v", "rstd", "probabilities")  # arguments that are never below zero
 SHAPES = 3  # per operation that was not named
-
-
-@dataclass(frozen=True)
-class Array:
-    """An array that an operation was called with. values: kept where they are integers, whose range matters."""
-
-    shape: tuple
-    dtype: object
-    values: object = None
-    place: int = 0  # arguments that were the same array stay the same array
-    positive: bool = False
-
-    def __repr__(self):
-        return f"{'×'.join(map(str, self.shape))}"
-
-    def make(self, numbers, backend):
-        if self.values is not None:
-            return upload(self.values, backend)
-        numbers = np.resize(numbers.astype(self.dtype, copy=False), self.shape)
-        return upload(np.abs(numbers) if self.positive else numbers, backend)
 
 
 @dataclass
@@ -276,13 +257,20 @@ class Measured:
             return for_each(copy, value)
         return {name: copy(value) for name, value in arguments.items()}
 
+    def _filled(self, array):
+        """An `Array` on the device: its values, which are integers, or random numbers."""
+        if array.values is not None:
+            return upload(array.values, self.backend)
+        numbers = np.resize(self.numbers.astype(array.dtype, copy=False), array.shape)
+        return upload(np.abs(numbers) if array.positive else numbers, self.backend)
+
     def _make(self, arguments):
         made = {}
 
         def array(value):
             if isinstance(value, Array):
                 if value.place not in made:
-                    made[value.place] = value.make(self.numbers, self.backend)
+                    made[value.place] = self._filled(value)
                 return made[value.place]
             return for_each(array, value)
         return {name: array(value) for name, value in arguments.items()}

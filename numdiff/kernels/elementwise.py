@@ -36,10 +36,11 @@ import math
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, is_device, launch, load4, store4
+from ..device import cuda, empty, empty_like, float32, launch, load4, store4
 from ..dtypes import in_single
 from .fuse import EACH, Operation, as_it_is, fuse
-from .versions import versions_by_name
+from .operation import Version, operation
+from .problem import Problem, half, single
 
 BLOCK = 256  # threads: eight warps, enough to hide memory latency, and any GPU runs several such blocks at once
 GELU_SLOPE = np.float32(math.sqrt(2.0 / math.pi))
@@ -50,6 +51,10 @@ GELU_CUBIC = np.float32(0.044715)
 
 def add_forward_reference(a, b):
     return a + b
+
+
+def cast_forward_reference(x, dtype):
+    return x.astype(dtype)
 
 
 @in_single()
@@ -103,9 +108,23 @@ def gelu_gradient(dy, x):
 
 @cuda.jit
 def add_forward_kernel_v1(a, b, y):
-    i = cuda.grid(1)  # this thread's number in the whole grid: blockIdx.x · blockDim.x + threadIdx.x
+    i = cuda.grid(1)  # this thread's index in the whole grid: blockIdx.x · blockDim.x + threadIdx.x
     if i < y.size:  # the last block may be only partly used
         y[i] = float32(a[i]) + float32(b[i])
+
+
+@cuda.jit
+def silu_forward_kernel_v1(x, y):
+    i = cuda.grid(1)
+    if i < y.size:
+        y[i] = silu(float32(x[i]))  # x may be float16; the arithmetic is float32
+
+
+@cuda.jit
+def silu_backward_kernel_v1(dy, x, dx):
+    i = cuda.grid(1)
+    if i < dx.size:
+        dx[i] = silu_gradient(float32(dy[i]), float32(x[i]))
 
 
 # v2: one thread four elements, 16 bytes at a time ---------------------------------------------------------------------
@@ -113,72 +132,34 @@ def add_forward_kernel_v1(a, b, y):
 @cuda.jit
 def add_forward_kernel_v2(a, b, y):
     i = cuda.grid(1) * 4  # the first of this thread's four elements
-    if i < y.size:  # then all four exist: the launcher asks for a multiple of 4
+    if i < y.size:  # then all four exist: `_lacks_fours` has checked that the size is a multiple of 4
         a0, a1, a2, a3 = load4(a, i)
         b0, b1, b2, b3 = load4(b, i)
         store4(y, i, a0 + b0, a1 + b1, a2 + b2, a3 + b3)
 
 
-# The other operations' kernels have the same two texts, with another line of arithmetic: fuse/ writes them, from the
-# functions above. `print(SILU.text("backward", 2))` shows one.
+@cuda.jit
+def silu_forward_kernel_v2(x, y):
+    i = cuda.grid(1) * 4
+    if i < y.size:
+        x0, x1, x2, x3 = load4(x, i)
+        store4(y, i, silu(x0), silu(x1), silu(x2), silu(x3))
 
-SILU = fuse(EACH, Operation(silu, x=silu_gradient), EACH, name="silu", module=__name__)
+
+@cuda.jit
+def silu_backward_kernel_v2(dy, x, dx):
+    i = cuda.grid(1) * 4
+    if i < dx.size:
+        dy0, dy1, dy2, dy3 = load4(dy, i)
+        x0, x1, x2, x3 = load4(x, i)
+        store4(dx, i, silu_gradient(dy0, x0), silu_gradient(dy1, x1), silu_gradient(dy2, x2), silu_gradient(dy3, x3))
+
+
+# GELU and cast have the same kernels with another line of arithmetic: fuse/ writes them from the functions above.
+# `print(GELU.text("backward", 2))` shows one.
+
 GELU = fuse(EACH, Operation(gelu, x=gelu_gradient), EACH, name="gelu", module=__name__)
 CAST = fuse(EACH, Operation(as_it_is), EACH, name="cast", module=__name__)
-
-
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-@versions_by_name
-def add_forward(a, b, version=None):
-    """a + b, both of one shape, as a new array."""
-    if not is_device(a):
-        return add_forward_reference(a, b)
-    n, y = a.size, empty_like(a)
-    if a.shape != b.shape:
-        raise ValueError(f"add: a {a.shape} and b {b.shape} differ in shape")
-    if version == 2 and n % 4:
-        raise ValueError(f"version 2 (vectorised) moves four elements at a time, and {n} is not a multiple of 4; use "
-                         "version=1")
-    kernel, width = (add_forward_kernel_v1, 1) if version == 1 or n % 4 else (add_forward_kernel_v2, 4)
-    launch(kernel, -(-n // (width * BLOCK)), BLOCK, a.reshape(-1), b.reshape(-1), y.reshape(-1))
-    return y
-
-
-@versions_by_name
-def silu_forward(x, version=None):
-    """SiLU of every element, as a new array."""
-    return SILU.forward(x, version=version) if is_device(x) else silu_forward_reference(x)
-
-
-@versions_by_name
-def silu_backward(dy, x, version=None):
-    """dx from dy and the forward's input x."""
-    return SILU.backward(dy, x, version=version)[0] if is_device(x) else silu_backward_reference(dy, x)
-
-
-@versions_by_name
-def gelu_forward(x, version=None):
-    """GELU (tanh form) of every element, as a new array."""
-    return GELU.forward(x, version=version) if is_device(x) else gelu_forward_reference(x)
-
-
-@versions_by_name
-def gelu_backward(dy, x, version=None):
-    """dx from dy and the forward's input x."""
-    return GELU.backward(dy, x, version=version)[0] if is_device(x) else gelu_backward_reference(dy, x)
-
-
-@versions_by_name
-def cast_forward(x, dtype, version=None):
-    """x in another float dtype, as a new array; its backward is the cast back."""
-    return cast_into(x, empty(x.shape, dtype, like=x), version) if is_device(x) else x.astype(dtype)
-
-
-@versions_by_name
-def cast_into(x, y, version=None):
-    """x in the dtype of y, written to y, in place; returns y."""
-    return CAST.forward(x, version=version, out=y)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------
@@ -206,3 +187,85 @@ def gelu_forward_cost(n):
 
 def gelu_backward_cost(n):
     return elementwise_cost(n, 3, 17)
+
+
+def cast_forward_cost(n):
+    return elementwise_cost(n, 2, 0)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _lacks_fours(x):
+    """What v2 needs and x lacks; None where x is made of fours."""
+    return f"moves four elements at a time, and {x.size} is not a multiple of 4" if x.size % 4 else None
+
+
+def naive_and_vectorised(naive=None, vectorised=None):
+    """The two versions of an elementwise operation whose first parameter is called x."""
+    return [Version("naive", naive, width=1),
+            Version("vectorised", vectorised, width=4, fits=lambda x: _lacks_fours(x))]
+
+
+def _launch_each(version, *arrays):
+    """Launch a kernel whose threads have `version.width` elements each; the last array is the result."""
+    blocks = -(-arrays[-1].size // (version.width * BLOCK))
+    launch(version.kernel, blocks, BLOCK, *(array.reshape(-1) for array in arrays))
+    return arrays[-1]
+
+
+IMAGES = half(32, 64, 64, 64)  # activations of the UNet, for the benchmark
+
+
+@operation(reference=add_forward_reference, cost=add_forward_cost,
+           versions=[Version("naive", add_forward_kernel_v1, width=1),
+                     Version("vectorised", add_forward_kernel_v2, width=4, fits=lambda a: _lacks_fours(a))],
+           problems=[Problem(a=single(3, 5), b=single(3, 5)), Problem(a=single(4, 8), b=single(4, 8)),
+                     Problem(a=IMAGES, b=IMAGES, measured=True)])
+def add_forward(a, b, version=None):
+    """a + b, both of one shape, as a new array."""
+    if a.shape != b.shape:
+        raise ValueError(f"add: a {a.shape} and b {b.shape} differ in shape")
+    return _launch_each(version, a, b, empty_like(a))
+
+
+@operation(reference=silu_forward_reference, cost=silu_forward_cost,
+           versions=naive_and_vectorised(silu_forward_kernel_v1, silu_forward_kernel_v2),
+           problems=[Problem(x=single(3, 5)), Problem(x=single(4, 8)), Problem(x=IMAGES, measured=True)])
+def silu_forward(x, version=None):
+    """SiLU of every element, as a new array."""
+    return _launch_each(version, x, empty_like(x))
+
+
+@operation(reference=silu_backward_reference, cost=silu_backward_cost,
+           versions=naive_and_vectorised(silu_backward_kernel_v1, silu_backward_kernel_v2),
+           problems=[Problem(dy=single(3, 5), x=single(3, 5)), Problem(dy=single(4, 8), x=single(4, 8))])
+def silu_backward(dy, x, version=None):
+    """dx from dy and the forward's input x."""
+    return _launch_each(version, dy, x, empty_like(x))
+
+
+@operation(reference=gelu_forward_reference, cost=gelu_forward_cost, versions=naive_and_vectorised(),
+           problems=[Problem(x=single(3, 5)), Problem(x=single(4, 8))])
+def gelu_forward(x, version=None):
+    """GELU (tanh form) of every element, as a new array."""
+    return GELU.forward(x, version=version.number)
+
+
+@operation(reference=gelu_backward_reference, cost=gelu_backward_cost, versions=naive_and_vectorised(),
+           problems=[Problem(dy=single(3, 5), x=single(3, 5)), Problem(dy=single(4, 8), x=single(4, 8))])
+def gelu_backward(dy, x, version=None):
+    """dx from dy and the forward's input x."""
+    return GELU.backward(dy, x, version=version.number)[0]
+
+
+@operation(reference=cast_forward_reference, cost=cast_forward_cost, versions=naive_and_vectorised(),
+           problems=[Problem(x=single(3, 5), dtype=np.float16, tolerance=1e-3),
+                     Problem(x=single(3, 4), dtype=np.float16, tolerance=1e-3)])
+def cast_forward(x, dtype, version=None):
+    """x in another float dtype, as a new array; its backward is the cast back."""
+    return CAST.forward(x, version=version.number, out=empty(x.shape, dtype, like=x))
+
+
+def cast_into(x, y):
+    """x in the dtype of y, written to y, in place; returns y."""
+    return CAST.forward(x, out=y)

@@ -38,11 +38,12 @@ import math
 
 import numpy as np
 
-from ..device import cuda, empty_like, float32, is_device, launch, load4, store4
+from ..device import cuda, empty_like, float32, launch, load4, store4
 from ..device.limits import FULL_MASK, WARP
 from ..dtypes import in_single
 from .common import warp_sum
-from .versions import capped, versions_by_name
+from .operation import Version, operation
+from .problem import Problem, single
 
 BLOCK = 128  # threads: a power of two, for the tree
 ROWS = BLOCK // WARP  # that a block of v2 and v3 takes, one to each of its warps
@@ -223,48 +224,6 @@ def softmax_backward_kernel_v3(dy, y, dx, rows, N, scale):
                    scale * y3 * (g3 - mean))
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def _launch_rows(kernels, arrays, scale, version):
-    """Launch one of v1, v2, v3 over the rows of `arrays`; v3 where rows are made of whole groups of four."""
-    N = arrays[0].shape[-1]
-    rows = arrays[0].size // N
-    if any(a.shape != arrays[0].shape for a in arrays):
-        raise ValueError(f"softmax arrays differ in shape: {[a.shape for a in arrays]}")
-    wide = N % 4 == 0 and all(a.offset % 16 == 0 for a in arrays)
-    if version is None:
-        version = capped("softmax", 3 if wide else 2)
-    flat = [a.reshape(-1) for a in arrays]
-    if version not in (1, 2, 3):
-        raise ValueError(f"there is no version {version} of softmax: use 1, 2 or 3")
-    if version == 1:
-        launch(kernels[0], rows, BLOCK, *flat, N, float(scale))
-    elif version == 3 and not wide:
-        raise ValueError(f"version 3 (vectorised) moves four elements at a time, rows of {N} are not made of fours; "
-                         "use version=2")
-    else:
-        launch(kernels[version - 1], -(-rows // ROWS), BLOCK, *flat, rows, N, float(scale))
-    return arrays[-1]
-
-
-@versions_by_name(asks=True)
-def softmax_forward(x, scale=1.0, out=None, version=None):
-    """softmax(scale · x) over the last axis, as a new array or in `out` (which may be x itself)."""
-    if not is_device(x):
-        return softmax_forward_reference(x, scale, out)
-    kernels = softmax_forward_kernel_v1, softmax_forward_kernel_v2, softmax_forward_kernel_v3
-    return _launch_rows(kernels, (x, empty_like(x) if out is None else out), scale, version)
-
-
-@versions_by_name(asks=True)
-def softmax_backward(dy, y, scale=1.0, out=None, version=None):
-    """dx from dy and the forward's result y, as a new array or in `out` (which may be dy itself)."""
-    if not is_device(y):
-        return softmax_backward_reference(dy, y, scale, out)
-    kernels = softmax_backward_kernel_v1, softmax_backward_kernel_v2, softmax_backward_kernel_v3
-    return _launch_rows(kernels, (dy, y, empty_like(y) if out is None else out), scale, version)
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def softmax_forward_cost(rows, N):
@@ -274,3 +233,51 @@ def softmax_forward_cost(rows, N):
 
 def softmax_backward_cost(rows, N):
     return 12 * rows * N, 5 * rows * N
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _lacks_fours(*arrays):
+    """What v3 needs and these arrays lack; None where rows begin at multiples of 16 bytes."""
+    N = arrays[0].shape[-1]
+    if N % 4 or any(a is not None and a.offset % 16 for a in arrays):
+        return f"moves four elements at a time, and rows of {N} are not made of aligned fours"
+    return None
+
+
+def _launch_rows(version, scale, *arrays):
+    """Launch a kernel over the rows of `arrays`, the last of which is the result."""
+    N = arrays[0].shape[-1]
+    rows = arrays[0].size // N
+    if any(a.shape != arrays[0].shape for a in arrays):
+        raise ValueError(f"softmax arrays differ in shape: {[a.shape for a in arrays]}")
+    flat = [a.reshape(-1) for a in arrays]
+    if version.name == "block-per-row":
+        launch(version.kernel, rows, BLOCK, *flat, N, float(scale))
+    else:
+        launch(version.kernel, -(-rows // ROWS), BLOCK, *flat, rows, N, float(scale))
+    return arrays[-1]
+
+
+@operation(reference=softmax_forward_reference, cost=softmax_forward_cost,
+           versions=[Version("block-per-row", softmax_forward_kernel_v1),
+                     Version("warp-per-row", softmax_forward_kernel_v2),
+                     Version("vectorised", softmax_forward_kernel_v3, fits=lambda x, out: _lacks_fours(x, out))],
+           problems=[Problem(x=single(3, 7), scale=0.7), Problem(x=single(5, 36), scale=0.7),
+                     Problem(x=single(49152, 256), scale=0.125, measured=True)])
+def softmax_forward(x, scale=1.0, out=None, version=None):
+    """softmax(scale · x) over the last axis, as a new array or in `out` (which may be x itself)."""
+    return _launch_rows(version, scale, x, empty_like(x) if out is None else out)
+
+
+@operation(reference=softmax_backward_reference, cost=softmax_backward_cost,
+           versions=[Version("block-per-row", softmax_backward_kernel_v1),
+                     Version("warp-per-row", softmax_backward_kernel_v2),
+                     Version("vectorised", softmax_backward_kernel_v3,
+                             fits=lambda dy, y, out: _lacks_fours(dy, y, out))],
+           problems=[Problem(dy=single(3, 7), y=single(3, 7), scale=0.7),
+                     Problem(dy=single(5, 36), y=single(5, 36), scale=0.7),
+                     Problem(dy=single(49152, 256), y=single(49152, 256), scale=0.125, measured=True)])
+def softmax_backward(dy, y, scale=1.0, out=None, version=None):
+    """dx from dy and the forward's result y, as a new array or in `out` (which may be dy itself)."""
+    return _launch_rows(version, scale, dy, y, empty_like(y) if out is None else out)

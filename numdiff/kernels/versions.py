@@ -25,7 +25,6 @@ from ..device import is_device
 WIDE = {"naive": 1, "vectorised": 2}  # a thread an element (a backward: a column); four, by 16-byte loads and stores
 ROW = {"block-per-row": 1, "warp-per-row": 2}
 SUM = {"naive": 1, "tree": 2, "vectorised": 3}
-SOFTMAX = {**ROW, "vectorised": 3}
 CONCAT = {**WIDE, "unrolled": 3}
 GROUPNORM = {"block-per-group": 1, "chunked": 2, "one-pass": 3}
 MATMUL = {"naive": 1, "tiled": 2, "register-tiled": 3, "vectorised": 4, "mma": 5, "tf32": 5, "hopper": 6}
@@ -37,11 +36,11 @@ FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and 
 
 # {operation: {name: number}}, a backward only where its versions are not its forward's
 NAMES = {
-    **dict.fromkeys(("add", "bias_add", "bias_gelu", "cast", "channel_add", "combine", "dropout", "ema",
-                     "embedding", "estimate_x_0", "gate", "gelu", "hybrid_loss", "im2col", "im2win", "images",
+    **dict.fromkeys(("bias_add", "bias_gelu", "channel_add", "combine", "dropout", "ema",
+                     "embedding", "estimate_x_0", "gate", "hybrid_loss", "im2col", "im2win", "images",
                      "model_input", "mse", "muon", "muon_apply", "muon_momentum", "patchify", "peer_all_gather",
                      "peer_reduce_scatter", "place", "power_ema", "q_sample", "random_normal", "random_uniform",
-                     "scale_shift", "silu", "swiglu", "take", "unpatchify", "velocity", "weigh",
+                     "scale_shift", "swiglu", "take", "unpatchify", "velocity", "weigh",
                      "weighted_sum"), WIDE),
     **dict.fromkeys(("adaln", "layernorm"), ROW), "rmsnorm": {**ROW, "persistent": 3},
     **dict.fromkeys(("column_sum", "sample_sum", "total_sum"), SUM),
@@ -50,7 +49,7 @@ NAMES = {
     **dict.fromkeys(("depthwise", "depthwise_input_gradient", "depthwise_weight_gradient"), DEPTHWISE),
     "layernorm_backward": {**ROW, "one-pass": 3}, "depthwise_layernorm": {"apart": 1, "fused": 2},
     **dict.fromkeys(("avgpool", "fused", "upsample"), {**WIDE, "eight": 3}),
-    "softmax": SOFTMAX, "concat": CONCAT, "adamw": {**WIDE, "fused": 3},
+    "concat": CONCAT, "adamw": {**WIDE, "fused": 3},
     "global_norm": {"tree": 1, "vectorised": 2},
     "linear_group": {"naive": 1, "tiled": 2}, "gate_adaln": {"unfused": 1, "fused": 2},
     "embedding_backward": {"per-class": 1, "per-sample": 2},
@@ -69,6 +68,12 @@ CEILED = {**{name: known for name, known in NAMES.items() if known is not MATMUL
           "epilogue": {"apart": 0, "fused": 1}, "flash_attention": {"unfused": 0, **NAMES["flash_attention"]}}
 _asking = set(CEILED) - set(NAMES)  # operations whose launchers call `capped`
 _ceilings = {}  # {operation: highest version that launchers choose by themselves}; empty but within `at_most`
+
+
+def declare(operation, numbers):
+    """Enter the versions of an operation that has a record (operation.py), {name: number}."""
+    NAMES[operation] = CEILED[operation] = numbers
+    _asking.add(operation)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from ...device import empty
 from ...device.planned import Planned, card_of
 from ...device.roof import Roof
 from ...errors import NumdiffError, UsageError
+from ...kernels.operation import OPERATIONS
 from ..costs import cost_of
 from ..kernels import Array, Measured, bench_call, call_with, for_each, versions_of
 from . import conv2d, linear, matmul, small, training, transformer
@@ -37,6 +38,10 @@ def problems():
     linear.add_problems(add)
     training.add_problems(add, t, labels)
     transformer.add_problems(add, rng, labels)
+    for record in OPERATIONS.values():
+        for problem in record.problems:
+            if problem.measured:
+                add(record.call, versions=problem.versions, precision=problem.precision, **problem.arguments)
     return found
 
 

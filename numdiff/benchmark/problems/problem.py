@@ -4,7 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..kernels import Array, Recorded, for_each
+from ...kernels.problem import Array, half, integers, single
+from ..kernels import Recorded, for_each
+
+__all__ = ["Problem", "adding_to", "half", "integers", "numbered", "single"]
 
 B, SIDE, C = 32, 64, 64  # the UNet's batch, image and channels
 N, T, D, HEADS = 64, 256, 768, 12  # the DiT's batch, tokens, width and heads
@@ -28,19 +31,6 @@ class Problem(NamedTuple):
         """What identifies it, also in the file of results."""
         dtype = "tf32" if self.precision == "tf32" else self.call.dtype
         return f"{self.call.name}, {self.call.shape()}, {dtype}" + f" ({self.note})" * bool(self.note)
-
-
-def half(*shape):
-    return Array(shape, np.dtype(np.float16))
-
-
-def single(*shape):
-    return Array(shape, np.dtype(np.float32))
-
-
-def integers(values, dtype=np.int32):
-    values = np.asarray(values, dtype)
-    return Array(values.shape, values.dtype, values)
 
 
 def numbered(arguments):

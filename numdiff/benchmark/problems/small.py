@@ -1,7 +1,7 @@
 """Problems of the small operations, and of the norms."""
 import numpy as np
 
-from ...kernels import bias, elementwise, groupnorm, layernorm, random, reduce, rmsnorm, scale_shift, softmax
+from ...kernels import bias, groupnorm, layernorm, random, reduce, rmsnorm, scale_shift
 from ...kernels.diffusion import images, q_sample
 from ...kernels.diffusion import levels as noise_levels
 from ...kernels.groupnorm import (
@@ -18,8 +18,6 @@ from .problem import IMAGE, PIXELS, PURPOSE, SAMPLES, SEED, SIDE, STEP, TIMESTEP
 
 def add_problems(add, rng, t):
     rows = N * T, D
-    add(elementwise.add_forward, a=IMAGE, b=IMAGE)
-    add(elementwise.silu_forward, x=IMAGE)
     add(reduce.column_sum, x=single(B * SIDE * SIDE, C))
     add(reduce.sample_sum, x=single(B, SIDE * SIDE, C))
     add(bias.bias_add_forward, x=half(*rows), bias=single(D))
@@ -35,8 +33,6 @@ def add_problems(add, rng, t):
         path=noise_levels.LINEAR, prediction="flow", normal=True)
     add(random.random_normal, shape=(B, SIDE, SIDE, 3), seed=SEED, purpose=PURPOSE, step=STEP, samples=SAMPLES,
         like=PIXELS)
-    add(softmax.softmax_forward, x=single(B * 6 * 256, 256), scale=0.125)
-    add(softmax.softmax_backward, dy=single(B * 6 * 256, 256), y=single(B * 6 * 256, 256), scale=0.125)
     add(layernorm.layernorm_forward, x=half(*rows), weight=single(D), bias=single(D))
     add(layernorm.layernorm_backward, dy=half(*rows), x=half(*rows), weight=single(D), mean=single(N * T),
         rstd=single(N * T), dweight=single(D), dbias=single(D))

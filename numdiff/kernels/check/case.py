@@ -19,6 +19,7 @@ class Case:
     name: of the operation; inputs(rng): {name: NumPy array}; run(a, version): a tuple of arrays, from the inputs `a` on
         some device (an object with their names); versions: to be forced one by one (None: what the launcher chooses)
     label: which problem, where there are several
+    fast: the quick tests run it; otherwise only the exhaustive ones do
     """
 
     name: str
@@ -27,6 +28,7 @@ class Case:
     versions: tuple = (None,)
     tolerance: float = TOLERANCE
     label: str = ""
+    fast: bool = True
 
 
 class Arrays:

@@ -1,28 +1,9 @@
-"""Cases of elementwise operations, and of chains that are fused."""
-import numpy as np
-
+"""Cases of chains that are fused."""
 from .. import elementwise, fuse, scale_shift
 from ..fuse import EACH, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation
 from ..transformer import gate
 from .case import HALF_TOLERANCE, TOLERANCE, Case, normal, one
 from .half import halves
-
-
-def elementwise_cases():
-    for shape in ((3, 5), (4, 8)):
-        four = shape[1] % 4 == 0
-        versions, label = ((1, 2) if four else (1,)), str(shape)
-        yield Case("add", normal(a=shape, b=shape), one(lambda a, v: elementwise.add_forward(a.a, a.b, version=v)),
-                   versions, label=label)
-        for name in ("silu", "gelu"):
-            forward = getattr(elementwise, f"{name}_forward")
-            backward = getattr(elementwise, f"{name}_backward")
-            yield Case(name, normal(x=shape), one(lambda a, v, f=forward: f(a.x, version=v)), versions, label=label)
-            yield Case(f"{name}_backward", normal(dy=shape, x=shape),
-                       one(lambda a, v, f=backward: f(a.dy, a.x, version=v)), versions, label=label)
-    for shape in ((3, 4), (3, 5)):
-        yield Case("cast", normal(x=shape), one(lambda a, v: elementwise.cast_forward(a.x, np.float16, version=v)),
-                   (1, 2) if shape[1] == 4 else (1,), 1e-3, str(shape))
 
 
 def fused_cases():

@@ -1,7 +1,7 @@
-"""Cases of sums over rows, samples and everything; of biases, scales, softmax and mse, which lead to such sums."""
+"""Cases of sums over rows, samples and everything; of biases, scales and mse, which lead to such sums."""
 import numpy as np
 
-from .. import bias, reduce, scale_shift, second_pass, softmax
+from .. import bias, reduce, scale_shift, second_pass
 from ..diffusion import mse
 from ..optimizer import grad_norm
 from .case import Case, normal, one
@@ -31,10 +31,6 @@ def reductions_cases():
                one(lambda a, v: scale_shift.scale_shift_forward(a.x, a.scale, a.shift, version=v)), (1, 2))
     yield Case("scale_shift_backward", normal(dy=(2, 3, 8), x=(2, 3, 8), scale=(2, 8)),
                lambda a, v: scale_shift.scale_shift_backward(a.dy, a.x, a.scale, version=v), (1, 2))
-    yield Case("softmax", normal(x=(3, 36)), one(lambda a, v: softmax.softmax_forward(a.x, 0.7, version=v)), (1, 2, 3))
-    yield Case("softmax_backward", lambda rng: {"dy": rng.standard_normal((3, 36)),
-                                                "y": rng.dirichlet(np.ones(36), 3)},
-               one(lambda a, v: softmax.softmax_backward(a.dy, a.y, 0.7, version=v)), (1, 2, 3))
     yield Case("global_norm", normal(x=(1000,)), one(lambda a, v: grad_norm.global_norm(a.x, version=v)), (1, 2))
 
     def of_pieces(a, v):

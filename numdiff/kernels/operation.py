@@ -1,0 +1,242 @@
+"""An operation's record: the only place where it is declared, and what everything else reads.
+
+    @operation(reference=softmax_forward_reference, cost=softmax_forward_cost,
+               versions=[Version("block-per-row", softmax_forward_kernel_v1),
+                         Version("warp-per-row", softmax_forward_kernel_v2),
+                         Version("vectorised", softmax_forward_kernel_v3, fits=has_rows_of_four)],
+               problems=[Problem(x=single(3, 7)), Problem(x=single(4, 8), scale=0.7),
+                         Problem(x=single(49152, 256), scale=0.125, measured=True)])
+    def softmax_forward(x, scale=1.0, out=None, version=None):
+        \"\"\"softmax(scale · x) over the last axis.\"\"\"
+        y = empty_like(x) if out is None else out
+        launch(version.kernel, …)
+        return y
+
+The decorated function is called with arrays. NumPy arrays go to the reference. Device arrays go to the function, whose
+`version` is then a `Version`: the last of the list that fits, or the one that the caller has named, by its name
+(`version="vectorised"`) or by its number (`version=3`). `softmax_forward.operation` is the record.
+
+An operation whose choice is more than a list, such as a cost model of tiles, is declared with `chooses=True`: the
+function's `version` is then the number of the version that the caller has named, or None, and the function chooses.
+An operation without versions, such as one that only calls others, has no parameter `version`.
+
+WHO READS THE RECORDS
+    this module                  the choice of a version, the ceilings of `at_most`, the messages of what does not fit
+    numdiff kernels list, show   names, versions, figures
+    numdiff kernels check        every version that fits, on each problem that is not `measured`
+    numdiff bench kernels        each `measured` problem, and what it costs
+    tests/kernels                the same problems, on every engine
+    documentation                the tables of kernels and versions
+
+SOURCE
+    plain bookkeeping
+"""
+import functools
+import inspect
+
+import numpy as np
+
+from ..device import DeviceArray
+from ..device.planned import CARDS
+from ..device.requires import required, supports
+from . import versions as names
+
+OPERATIONS = {}  # {name: Operation}, in the order of their declarations
+
+
+class Version:
+    """A rung of an operation's ladder.
+
+    name: words joined by hyphens, such as "warp-per-row"
+    kernel: what the operation's function launches or calls: a kernel, a dict of variants, or a function
+    fits: a function of some of the operation's arguments, by name. It returns None where the version takes them, else
+        what the version needs and they lack, to complete "version 3 (vectorised) …"
+    requires: compute capability, "8.0", or "9.0a" for that architecture alone; None: what `kernel` is marked with
+    dtypes: names of the dtypes that it takes; None: all
+    number: its place in the ladder; None: one above the version before it. Two versions may share a number if they
+        share no dtype.
+    constants: further attributes, such as the number of elements of a thread
+    """
+
+    def __init__(self, name, kernel=None, *, fits=None, requires=None, dtypes=None, number=None, **constants):
+        self.name, self.kernel, self.fits, self.number = name, kernel, fits, number
+        self.dtypes = None if dtypes is None else tuple(dtypes)
+        self.marked = _marked(requires) if requires else kernel
+        self.wanted = () if fits is None else tuple(inspect.signature(fits).parameters)
+        vars(self).update(constants)
+        if not any(supports(card.capability, self.marked) for card in CARDS):
+            raise ValueError(f"version {name!r} requires compute capability {self.requires}, which no card has")
+
+    def __str__(self):
+        return f"{self.number} ({self.name})"
+
+    @property
+    def requires(self):
+        """The compute capability that it needs: "8.0", "9.0a"; None: any."""
+        major, minor, *alone = required(self.marked)
+        return f"{major}.{minor}{''.join(alone)}" if major else None
+
+    def lacks(self, array, values):
+        """None where it takes these arguments, else a clause with what it needs. array: the first of the device's."""
+        if self.dtypes and array.dtype.name not in self.dtypes:
+            return f"is for {' and '.join(self.dtypes)}, and these arrays are {array.dtype.name}"
+        if not supports(array, self.marked):
+            capability = ".".join(map(str, tuple(array.backend.capability)[:2]))
+            return f"needs compute capability {self.requires}, and this device has {capability}"
+        return self.fits(*(values[name] for name in self.wanted)) if self.fits else None
+
+
+def _marked(capability):
+    """A stand-in for a kernel that requires this compute capability."""
+    from ..device.requires import requires
+
+    def kernel():
+        pass
+    return requires(capability)(kernel)
+
+
+class Operation:
+    """What is known of an operation: see the module's docstring, and `operation` for the fields.
+
+    function: works on device arrays with a chosen `Version`; call: what the module exports, which chooses
+    """
+
+    def __init__(self, function, reference, cost, versions, problems, writes, chooses):
+        self.name = function.__name__.removesuffix("_forward")
+        self.family = self.name.removesuffix("_backward")
+        self.function, self.call, self.reference, self.cost = function, None, reference, cost
+        self.writes, self.chooses = tuple(writes), chooses
+        self.versions, self._problems = tuple(versions), problems
+        parameters = inspect.signature(function).parameters
+        self.parameters = {name: each.default for name, each in parameters.items() if name != "version"}
+        if reference is not None and list(inspect.signature(reference).parameters) != list(self.parameters):
+            raise ValueError(f"{self.name}: its reference takes {list(inspect.signature(reference).parameters)}, and "
+                             f"the operation {list(self.parameters)}")
+        if self.name in OPERATIONS:
+            raise ValueError(f"there is an operation {self.name!r} already, in {OPERATIONS[self.name].module}")
+        before = 0
+        for version in self.versions:
+            version.number = before = version.number or before + 1
+        if len({version.name for version in self.versions}) < len(self.versions):
+            raise ValueError(f"{self.name}: two versions have one name")
+        OPERATIONS[self.name] = self
+        if self.versions:
+            names.declare(self.name, {version.name: version.number for version in self.versions})
+            names.FOR.update({version.name: " and ".join(version.dtypes) for version in self.versions if version.dtypes
+                              and any(v.number == version.number for v in self.versions if v is not version)})
+
+    @property
+    def module(self):
+        """Name of the module that declares it."""
+        return self.function.__module__
+
+    @functools.cached_property
+    def problems(self):
+        """[Problem]"""
+        return list(self._problems() if callable(self._problems) else self._problems)
+
+    @property
+    def backward(self):
+        """The record of its derivative; None where there is none."""
+        return OPERATIONS.get(f"{self.name}_backward")
+
+    def version(self, wanted, array=None):
+        """The `Version` of this name or number; of two that share a number the one for the dtype of an array."""
+        found = [v for v in self.versions if wanted in (v.name, v.number)]
+        if len(found) > 1 and array is not None:
+            found = [v for v in found if not v.dtypes or array.dtype.name in v.dtypes] or found
+        if found:
+            return found[0]
+        *others, last = (version.name for version in self.versions)
+        known = f"{', '.join(others)} or {last}" if others else last
+        raise ValueError(f"there is no version {wanted!r} of {self.name}: use {known}, or a number from 1 to "
+                         f"{self.versions[-1].number}")
+
+    def fitting(self, array, values):
+        """[Version] that take these arguments, in the ladder's order. array: the device's first; values: by name."""
+        return [version for version in self.versions if version.lacks(array, values) is None]
+
+    def choose(self, wanted, array, values):
+        """The version for a call: the wanted one, or the last that fits and is within the ceiling of `at_most`.
+
+        A `ValueError` names what the wanted version lacks, or what each version lacks where none fits.
+        """
+        if wanted is not None:
+            version = self.version(wanted, array)
+            lack = version.lacks(array, values)
+            if lack is None:
+                return version
+            others = self.fitting(array, values)
+            remedy = f"use version={others[-1].number}" if others else "no other version takes these arguments"
+            raise ValueError(f"version {version} of {self.name} {lack}; {remedy}")
+        ceiling = names.capped(self.name, names.capped(self.family, self.versions[-1].number))
+        for version in reversed(self.versions):
+            if version.number <= ceiling and version.lacks(array, values) is None:
+                return version
+        lacks = "; ".join(f"version {version} {version.lacks(array, values)}" for version in self.versions)
+        raise ValueError(f"no version of {self.name} takes these arguments: {lacks}")
+
+    def values(self, args, kwargs):
+        """{parameter: value} of a call, with defaults; a `TypeError` as Python raises it."""
+        values = dict(self.parameters)
+        values.update(zip(values, args, strict=False))
+        values.update(kwargs)
+        if len(args) > len(self.parameters) or len(values) > len(self.parameters) or any(
+                value is inspect.Parameter.empty for value in values.values()):
+            inspect.signature(self.function).bind(*args, **kwargs)  # raises
+        return values
+
+
+def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(), chooses=False):
+    """Decorator: declare an operation, whose function works on device arrays.
+
+    reference: the function for NumPy arrays, with the operation's parameters but `version`: the specification. None:
+        the function takes NumPy arrays, too, since it only calls other operations
+    cost: a function of extents (benchmark/costs.py says which) that returns (bytes, FLOPs)
+    versions: [Version], the simplest first; the function's `version` is the chosen one
+    problems: [Problem], or a function that returns them
+    writes: names of arguments that the operation changes, which are results, too
+    chooses: the function chooses its version, within the ceilings of `at_most` (versions.capped)
+
+    The function gains the attribute `operation`, an `Operation`.
+    """
+    def declare(function):
+        record = Operation(function, reference, cost, versions, problems, writes, chooses)
+
+        @functools.wraps(function)
+        def call(*args, version=None, **kwargs):
+            array = _first_on_device(args)
+            if array is None:
+                array = _first_on_device(kwargs.values())
+            if array is None and reference is not None:
+                return reference(*args, **kwargs)
+            if chooses:
+                return function(*args, **kwargs, version=None if version is None else record.version(
+                    version, array).number)
+            values = record.values(args, kwargs)
+            return function(**values, version=record.choose(version, array, values))
+
+        @functools.wraps(function)
+        def call_without_version(*args, **kwargs):
+            if reference is not None and _first_on_device((*args, *kwargs.values())) is None:
+                return reference(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        record.call = call if record.versions else call_without_version
+        record.call.operation = record
+        return record.call
+    return declare
+
+
+def _first_on_device(values):
+    """The first device array among arguments, or within a list or tuple of them; None where there is none."""
+    for value in values:
+        if isinstance(value, DeviceArray):
+            return value
+        if isinstance(value, np.ndarray):
+            return None
+        if isinstance(value, (list, tuple)):
+            found = _first_on_device(value)
+            if found is not None:
+                return found
+    return None
