@@ -153,8 +153,9 @@ def is_named(pattern, case, version):
 
 
 def repeats(case, version):
-    return not case.fast or is_covered(checking.Outcome(case, version).name) or is_named(REPEATED, case, version) and not is_named(
-        ALONE, case, version)
+    if not case.fast or is_covered(checking.Outcome(case, version).name):
+        return True
+    return is_named(REPEATED, case, version) and not is_named(ALONE, case, version)
 
 
 def runs(case, version, order):
