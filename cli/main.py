@@ -41,12 +41,22 @@ COMMANDS = {  # name -> (module with a click command of that name, line for `num
 }
 
 
+@contextlib.contextmanager
 def job():
     """`distributed.job()`, whose module is imported only if there are ranks."""
-    if launched() is None:
-        return contextlib.nullcontext()
-    from numdiff.distributed.communicator import job
-    return job()
+    started = launched()
+    if started is None:
+        yield
+        return
+    from numdiff.distributed.monitor import monitor
+    if started[0] == 0:
+        monitor.start(started[1])
+    try:
+        from numdiff.distributed.communicator import job
+        with job():
+            yield
+    finally:
+        monitor.stop()
 
 
 class Terminated(SystemExit):

@@ -4,6 +4,7 @@
     with compiling():           kernels are compiled, which may take minutes
     with waiting():             this process only waits for the other ranks
     with doing("drawing"):      in words, for a message; or for good: progress.doing = "after step 12"
+    progress.resume = "numdiff train …"     by which command its work goes on, should it end
 
 The main thread writes, the watchdog's thread reads; each value is one assignment, so no lock is needed.
 """
@@ -12,11 +13,25 @@ import contextlib
 
 class Progress:
     """Attributes: waits, how many waits for all the ranks have begun; waiting, whether the last one is still going on;
-    ticks; compiling, how deep in `compiling()`; doing, in words."""
+    ticks; compiling, how deep in `compiling()`; doing, in words; resume, the command by which the work goes on after a
+    failure, None where it has to be started again; trains, whether the command has the options of training."""
 
     def __init__(self):
         self.waits = self.ticks = self.compiling = 0
         self.waiting, self.doing = False, "at the start"
+        self.resume, self.trains = None, False
+
+    def ends(self, repeats=False):
+        """The end of a last message; repeats: the transport between the ranks may be at fault."""
+        if not self.resume:
+            return "so the job ends; start it again."
+        other = ", on GPUs with another --transport if this repeats," if repeats and self.trains else ""
+        return f"so the job ends; go on from its last checkpoint{other} with: {self.resume}"
+
+    @property
+    def if_slow(self):
+        """What to do where a rank was only slow."""
+        return "; raise --rank-timeout if it was only slow" if self.trains else ""
 
 
 progress = Progress()

@@ -7,6 +7,7 @@
     exchange.py        the sum of the ranks' gradients, over MPI, NCCL or the GPUs' own memory: what it is, and which
                        one a run gets; *_exchange.py has each
     watchdog.py        a rank that is lost or stuck ends the job, and someone says so
+    monitor.py         says which rank was killed, where the launcher kills the others at once
     start_guard.py     the same while MPI starts
     shared_memory.py   what killed jobs have left behind
     together.py        work that ranks share and that may be stopped at any moment

@@ -34,10 +34,12 @@ import numpy as np
 from ..data.fingerprint import difference
 from ..device import choose_gpu, cores, get_gpu, gpu_count, share_cores
 from ..errors import NumdiffError, UsageError
+from ..progress import progress
 from .exchange import make_exchange
 from .exchange_base import NoExchange, wait
 from .failures import AgreedError, exit_code, failed_library, is_clean, raise_first, sentence, waited_for
 from .launcher import import_mpi, launched
+from .monitor import monitor
 from .nccl_exchange import import_nccl
 from .shared_memory import remove_stray_memory
 from .together import one_interrupt
@@ -100,6 +102,10 @@ class Alone:
     def log_to(self, path):
         """The watchdog's last message goes into this file, too."""
 
+    def resumes_by(self, command):
+        """From now on the message of a failure says that the work goes on by this command."""
+        progress.resume = command
+
     def poll(self, fault):
         """The watchdog asks `fault()` regularly, in its thread: an exception ends the job, None does not. Returns a
         function that ends the asking."""
@@ -147,6 +153,7 @@ def connect(transport="auto", device="cpu", timeout=None):
     mpi4py is imported where a launcher started the process, or where a transport other than auto is asked for.
     """
     global _current
+    progress.trains, progress.resume = timeout is not None, None
     if _current is not None:
         _current.transport = transport
         _current.wait_at_most(timeout)
@@ -235,11 +242,27 @@ class Communicator(Alone):
             addresses = ["127.0.0.1"] if self.hosts == 1 else host_addresses()
             self._watchdog = Watchdog(self, addresses, timeout, self.hosts > 1)
             atexit.register(self._watchdog.stop)
+            self._start_monitor()
             sys.excepthook = self._excepthook
+
+    def _start_monitor(self):
+        """Beside rank 0 a process says which rank of its host was killed. Collective."""
+        processes = dict(self.on_host((os.getpid(), self.rank)))
+        if self.rank == 0 and self._watchdog.works:
+            monitor.start(self.size)
+            if monitor.is_ready():
+                monitor.tell(ranks=processes, all=True)
+        self._watchdog.named = self.gather(monitor.is_ready())[0] and 0 in processes.values()
 
     def log_to(self, path):
         if self._watchdog:
             self._watchdog.log = path
+            self._watchdog.say_how_to_go_on()
+
+    def resumes_by(self, command):
+        super().resumes_by(command)
+        if self._watchdog:
+            self._watchdog.say_how_to_go_on()
 
     def poll(self, fault):
         watchdog = self._watchdog
@@ -428,7 +451,7 @@ class Communicator(Alone):
     def _leave(self):
         self._ending = True
         if self._watchdog:
-            self._watchdog.stop()
+            self._watchdog.stop(failed=True)
 
     def _excepthook(self, kind, error, trace):
         """An error that nobody caught ends all ranks, unless they have agreed on it and end by themselves."""

@@ -6,10 +6,8 @@ which tells it and ends the others. Errors of MPI and NCCL, which know nothing o
 import os
 
 from ..errors import NumdiffError
+from ..progress import progress
 from .nccl_exchange import NcclFault
-
-GO_ON = ("so the job ends; go on from its last checkpoint with --resume, on GPUs with another --transport if this "
-         "repeats.")
 
 
 class AgreedError(NumdiffError):
@@ -45,7 +43,7 @@ def failed_library(error):
 def sentence(error):
     """An error in one line."""
     if library := failed_library(error):
-        return f"{library}, {GO_ON}"
+        return f"{library}, {progress.ends(repeats=True)}"
     if hasattr(error, "exit_code"):  # numdiff's own, and those of the command line
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
@@ -59,7 +57,8 @@ def sentence(error):
 
 def waited_for(message, rank, size):
     """The last message of a job whose rank has failed in what others wait for."""
-    return f"Error: rank {rank} of {size} failed while others wait for it: {message.removesuffix('.')}, {GO_ON}"
+    return (f"Error: rank {rank} of {size} failed while others wait for it: {message.removesuffix('.')}, "
+            f"{progress.ends(repeats=True)}")
 
 
 def exit_code(error):

@@ -35,6 +35,7 @@ from ..errors import NumdiffError
 from ..files import check_held
 from ..progress import progress
 from ..signals import deferred_signals
+from .monitor import gone, monitor
 
 TIMEOUT = 120.0  # seconds: --rank-timeout's default
 COMPILING = 3600.0  # seconds that a rank may compile at least
@@ -75,6 +76,7 @@ class Watchdog:
     """
 
     log = failure = None
+    named = False  # whether the monitor names rank 0, should it be killed
 
     def __init__(self, communicator, addresses, timeout=TIMEOUT, several_hosts=False):
         self.rank, self.size, self.timeout = communicator.rank, communicator.size, timeout
@@ -194,6 +196,7 @@ class Watchdog:
         *lines, peer.buffer = (peer.buffer + data).split(b"\n")
         for message in map(json.loads, lines):
             if "farewell" in message:
+                monitor.tell(**({"done": True} if message["failed"] else {"left": rank}))
                 return True
             if "why" in message:
                 self._end(message, tell=self.rank == 0 and message["why"] == "failed")
@@ -231,10 +234,16 @@ class Watchdog:
             self._tell(message)
             self._reported = self._reported or now
 
-    def stop(self):
-        """Say farewell: from now on this process may end."""
+    def stop(self, failed=False):
+        """Say farewell: from now on this process may end. failed: by an error, which it or rank 0 says"""
         self._stopped = True
-        self._tell({"farewell": True})
+        self._tell({"farewell": True, "failed": failed})
+        monitor.stop()
+
+    def say_how_to_go_on(self):
+        """What is said, should this rank be killed, is what it would say now."""
+        if self.rank == 0:
+            monitor.say_how_to_go_on(None if self.log is None or is_taken(self.log) else str(self.log))
 
     def _tell(self, message):
         line = json.dumps(message).encode() + b"\n"
@@ -254,8 +263,11 @@ class Watchdog:
             text = message["text"] if tell else None
         else:
             text = sentence(message["why"], message["ranks"], self.rank, self.size, self.timeout)
+        if message["why"] == "gone" and (self.named if self.rank else monitor.tell(gone=say_ranks(message["ranks"]))):
+            text = None  # the monitor says it
         if text:
             say(text, self.log)
+        monitor.stop()
         time.sleep(self.beat + 1 if message["why"] != "gone" else 0.2 if tell else 1.0)
         if self.several_hosts:
             end_launcher_soon()
@@ -277,12 +289,10 @@ def stuck(peers, now, timeout):
 
 def sentence(why, ranks, rank, size, timeout):
     """This rank's last message; None where others report it."""
-    who = "" if not ranks else f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    go_on = "so the job ends; go on from its last checkpoint with --resume."
+    who = say_ranks(ranks)
+    go_on, slow = progress.ends(), progress.if_slow
     if why == "gone":  # all notice it: one message is enough
-        return (f"Error: {who} of {size} is gone (killed, out of memory, or its machine failed), {go_on}"
-                if rank == 0 or ranks == [0] and rank == 1 else None)
-    slow = "raise --rank-timeout if it was only slow"
+        return f"Error: {who}{gone(size)}" if rank == 0 or ranks == [0] and rank == 1 else None
     me = f"Error: rank {rank} of {size}, {progress.doing}{place()},"
     if why == "silent" and rank in ranks:
         return f"{me} was not heard for {timeout:g} s (it was stopped, or cut off from the others), {go_on}"
@@ -290,13 +300,17 @@ def sentence(why, ranks, rank, size, timeout):
         return (f"{me} waits for {who}, of which nothing has been heard for {timeout:g} s (stopped, or on a host that "
                 f"cannot be reached), {go_on}")
     if not ranks:
-        return (f"{me} has waited {timeout:g} s for a message that every rank has sent (the network of MPI has failed; "
-                f"{slow}), {go_on}")
+        return (f"{me} has waited {timeout:g} s for a message that every rank has sent (the network of MPI has "
+                f"failed{slow}), {go_on}")
     if rank in ranks:
         return (f"{me} has made no progress for {timeout:g} s while others wait for it (stuck, as on a hung file "
-                f"system; {slow}), {go_on}")
-    return (f"{me} waits for {who}, alive but without progress for {timeout:g} s (stuck, as on a hung file system; "
+                f"system{slow}), {go_on}")
+    return (f"{me} waits for {who}, alive but without progress for {timeout:g} s (stuck, as on a hung file system"
             f"{slow}), {go_on}")
+
+
+def say_ranks(ranks):
+    return "" if not ranks else f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def place():
@@ -314,8 +328,7 @@ def say(text, log=None):
     """Write a line to stderr and to the file `log`, bypassing Python's buffers, whose locks a stuck main thread may
     hold; gives up on each after two seconds."""
     def note():
-        with contextlib.suppress(OSError, NumdiffError):
-            check_held(os.path.dirname(log))
+        with contextlib.suppress(OSError):
             handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666)
             os.write(handle, (text + "\n").encode())
             os.close(handle)
@@ -324,8 +337,17 @@ def say(text, log=None):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # AttributeError: there is no stderr
             os.write(sys.stderr.fileno(), (text + "\n").encode())
     within(2.0, write)
-    if log:
+    if log and not is_taken(log):
         within(2.0, note)
+
+
+def is_taken(log):
+    """Whether the folder of a file is another one than when the run began."""
+    try:
+        check_held(os.path.dirname(log))
+    except NumdiffError:
+        return True
+    return False
 
 
 def within(seconds, function):
@@ -416,8 +438,10 @@ def start_guard(limit, interrupted=False):
         with contextlib.suppress(OSError, AttributeError):  # AttributeError: on Windows
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: until it is ready for one
             try:
-                guard = subprocess.Popen(script_command(pathlib.Path(__file__).with_name("start_guard.py"), os.getpid(),
-                                                        limit), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+                guard = subprocess.Popen(
+                    script_command(pathlib.Path(__file__).with_name("start_guard.py"), os.getpid(), limit,
+                                   monitor.process.pid if monitor.process else 0, progress.if_slow),
+                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             held.callback(guard.wait)

@@ -118,6 +118,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
         check_split(options, communicator)
         run_dir, checkpoint = communicator.first(find_resume, resume, options.outdir, echo)
         hold(run_dir)
+        communicator.resumes_by(resume_command(options, run_dir))
         with doing("reading the checkpoint"):
             state, meta = load_checkpoint_on_first(communicator, checkpoint)
     dataset = open_data(communicator, options)
@@ -373,6 +374,7 @@ def _train(options, trainer, previews, run_dir, output):
         if communicator.first(lambda: not list_checkpoints(run_dir)):
             with pause():
                 communicator.first(save_first, state())  # so that a run killed at any moment can be resumed
+        communicator.resumes_by(resume_command(options, run_dir))
         if trainer.step == options.steps:  # it was killed before its pictures
             saved = trainer.step
             draw_all()

@@ -452,7 +452,8 @@ SMALL = ["train", "unet", "--device", "cpu", "--image-size", "16", "--model-chan
 @needs("mpi")
 @pytest.mark.parametrize("first, second, text", [
     (["--batch", "8"], ["--batch", "16"], "the ranks disagree on --batch: rank 0 has 8, rank 1 has 16"),
-    *exhaustively((["--batch", "9"], ["--batch", "9"], "--batch 9 cannot be shared evenly by 2 ranks; use 8 or 10"),
+    *exhaustively((["--batch", "9"], ["--batch", "9"], "--batch 9, which 2 ranks cannot share evenly: start "
+                                                         "1 or 3 ranks, or use --batch 8 or 10"),
                   (["--transport", "peer"], ["--transport", "peer"], "--transport peer joins GPUs")),
 ], ids=["options", "batch", "transport"])
 def test_bad_input_is_one_sentence_on_all_ranks(tmp_path, first, second, text):

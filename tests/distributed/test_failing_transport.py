@@ -13,8 +13,8 @@ from tests.conftest import exhaustively, needs
 from tests.distributed.test_distributed import nccl_stands_in, on_threads, run, task
 from tests.distributed.watched import watched
 
-GO_ON = ("so the job ends; go on from its last checkpoint with --resume, on GPUs with another --transport if this "
-         "repeats.")
+GO_ON = "so the job ends; start it again."
+RESUME = "so the job ends; go on from its last checkpoint, on GPUs with another --transport if this repeats, with: "
 
 
 @needs("mpi")
@@ -25,8 +25,8 @@ def test_sums_that_mpi_refuses_end_the_job_with_a_sentence(tmp_path, name, who):
     result = run(task(2, name, tmp_path))
     assert result.returncode != 0 and time.time() - started < 60
     said = [line.strip('"}') for line in result.stderr.splitlines() if "MPI failed (" in line]
-    assert len(said) == 1 and said[0].startswith(f"{who}MPI failed (") and said[0].endswith(f"), {GO_ON}"), said
-    assert "ommunicator" in said[0] and len(said[0]) < 250  # what was wrong
+    assert len(said) == 1 and said[0].startswith(f"{who}MPI failed (") and f"), {RESUME}" in said[0], said
+    assert "ommunicator" in said[0] and len(said[0].partition(RESUME)[0]) < 150  # what was wrong
     assert "Traceback" not in result.stderr
     assert load_checkpoint(newest_checkpoint(next((tmp_path / "runs").iterdir())))[1]["step"] >= 2
 
