@@ -12,6 +12,24 @@ def kernels():
     """Check the kernels, and inspect them."""
 
 
+@kernels.command("list")
+def list_operations():
+    """Print every operation, with the names of its versions."""
+    from numdiff.kernels.figures.show import all_operations
+
+    for name, versions in all_operations():
+        click.echo(f"{name:28} {', '.join(versions)}".rstrip())
+
+
+@kernels.command()
+@click.argument("operation", metavar="OPERATION")
+def show(operation):
+    """Print an operation's description, its versions, and what they take on the cards on which they were measured."""
+    from numdiff.kernels.figures.show import description
+
+    click.echo(description(operation))
+
+
 @kernels.command()
 @click.argument("operations", metavar="[OPERATION]…", nargs=-1)
 @click.option("--device", type=Choice(["emulator", "cuda", "ptx", "cpu"]), default="emulator", show_default=True,

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from numdiff import emulator
-from numdiff.kernels import versions
+from numdiff.kernels import operation, versions
 from numdiff_cli.main import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -101,7 +101,8 @@ EXAMPLES = [(page, example) for page in PAGES for example in blocks(page, "pytho
 @pytest.mark.parametrize("page, example", EXAMPLES, ids=[f"{page} {i}" for i, (page, _) in enumerate(EXAMPLES)])
 def test_the_pages_examples_run(tmp_path, monkeypatch, page, example):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(versions, "NAMES", dict(versions.NAMES))  # CONTRIBUTING.md's kernel adds its own
+    for module, table in (versions, "NAMES"), (versions, "CEILED"), (operation, "OPERATIONS"):
+        monkeypatch.setattr(module, table, dict(getattr(module, table)))  # CONTRIBUTING.md declares an operation
     exec(compile(example, page, "exec"), {"__name__": "example"})
 
 

@@ -12,15 +12,15 @@ from .shared import KERNELS, MEASURED, check_results, echo_model, measurement, m
 @click.argument("operations", metavar="[OPERATION]…", nargs=-1)
 @measurement(
     ("--of", {"type": Choice([*kinds.names(), "files"]), "default": kinds.names()[0], "show_default": True,
-              "help": "Whose shapes: those of a training step of this model; files: a problem or two for each file of "
-                      "numdiff/kernels, as its docstring tells them under MEASURED."}),
+              "help": "Whose shapes: those of a training step of this model; files: a problem or two for each "
+                      "operation, whose figures `numdiff kernels show` prints."}),
     ("--chosen", {"is_flag": True, "help": "Only the version that the launcher chooses, instead of each."}),
     ("--shapes", {"metavar": "N", "type": click.IntRange(1), "help": "How many shapes of each operation to measure, "
                   "the largest first.  [default: 3; all if operations are named]"}),
     ("--versus", {"type": Choice(["torch"]), "help": "Also measure cuBLAS and cuDNN, through PyTorch.  [default: "
                   "if it is installed]"}),
     ("--json", {"metavar": "FILE.json", "type": click.Path(dir_okay=False), "help": "Write the rows, after each "
-                "problem; with --of files it is what `python -m tests.kernels.write_figures` reads."}),
+                "problem; with --of files `python -m numdiff.kernels.figures` reads it."}),
     ("--png", {"metavar": "FILE.png", "type": click.Path(dir_okay=False), "help": "Draw the rows that compute under "
                "the roof of the card: TFLOP/s over FLOPs a byte."}))
 @settings(*KERNELS, *MEASURED)

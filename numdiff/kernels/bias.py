@@ -8,14 +8,6 @@ SHAPES
     x, y (B, ..., C) float32, channels last; bias (C,); e (B, C)
 VERSIONS
     v1 naive: one thread an element; v2 vectorised: four neighbouring channels (C a multiple of 4). fuse/ writes both.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    bias_add_forward, 16384×768, 768, float16
-        v1      70.5 µs      714 GB/s   17 % of memory
-        v2*     19.9 µs    2,525 GB/s   62 % of memory   3.54 × v1
-    channel_add_forward, 32×64×64×64, 32×64, float32
-        v1      43.2 µs    1,553 GB/s   38 % of memory
-        v2*     18.0 µs    3,732 GB/s   91 % of memory   2.40 × v1
 LAUNCH, DETERMINISM
     as fuse/
 COST

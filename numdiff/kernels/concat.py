@@ -10,16 +10,6 @@ VERSIONS
     v2 vectorised: one thread four channels, by one load and store, where both parts are multiples of four channels.
     v3 unrolled: 16 bytes a load and store in float16 too (eight channels), two of them a thread, both loads before the
        stores.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    concat_forward, 32×64×64×128, 32×64×64×64, float16
-        v1      88.5 µs    1,137 GB/s   28 % of memory
-        v2      31.7 µs    3,173 GB/s   77 % of memory   2.79 × v1
-        v3*     27.2 µs    3,702 GB/s   90 % of memory   1.17 × v2
-    concat_backward, 32×64×64×192, float16
-        v1      82.9 µs    1,214 GB/s   30 % of memory
-        v2      30.9 µs    3,262 GB/s   80 % of memory   2.69 × v1
-        v3*     27.2 µs    3,700 GB/s   90 % of memory   1.13 × v2
 LAUNCH
     one thread a number of y (v1), four (v2) or twice 16 bytes (v3), 256 a block. No shared memory.
 DETERMINISM

@@ -13,14 +13,6 @@ VERSIONS
        request.
     v2 vectorised: one thread four elements, by one 16-byte load and one 16-byte store: a quarter of the memory
        instructions.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    add_forward, 32×64×64×64, 32×64×64×64, float16
-        v1      26.4 µs    1,909 GB/s   47 % of memory
-        v2*     12.5 µs    4,023 GB/s   98 % of memory   2.11 × v1
-    silu_forward, 32×64×64×64, float16
-        v1      24.4 µs    1,377 GB/s   34 % of memory
-        v2*     10.6 µs    3,180 GB/s   78 % of memory   2.31 × v1
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of the blocks. No shared memory.
 DETERMINISM

@@ -18,18 +18,6 @@ VERSIONS
        of dx, comes of the same pass.
     Most of v1's backward time is its kernel for dweight and dbias, in which C threads, one a column, read both arrays;
     the rows' kernel does as much work as the forward. So v2's factor of 117 is mostly the parameter kernel's.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    layernorm_forward, 16384×768, 768, float16
-        v1       114 µs      444 GB/s   11 % of memory
-        v2*     19.5 µs    2,594 GB/s   63 % of memory   5.85 × v1
-    layernorm_backward, 16384×768, 16384×768, float16
-        v1     5,554 µs     13.6 GB/s    0 % of memory
-        v2*     47.4 µs    1,596 GB/s   39 % of memory    117 × v1
-    layernorm_backward, 32×1024×128, 32×1024×128, float16
-        v1     5,684 µs     4.48 GB/s    0 % of memory
-        v2      31.9 µs      799 GB/s   19 % of memory    178 × v1
-        v3*     17.6 µs    1,447 GB/s   35 % of memory   1.81 × v2
 LAUNCH
     v1 a block of 256 threads for every row, 1 or 2 KiB of shared memory; v2 256 threads for eight rows, none.
     Sums over rows: v1 a thread a column; v2 grid (chunks of rows, column tiles), 256 threads, 8 KiB, then reduce.py.

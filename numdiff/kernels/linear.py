@@ -18,14 +18,6 @@ VERSIONS
     those of matmul/: this file only says which operand is which. The bias is added where the matmul writes its
     result, so it costs no pass of its own; dbias, the sums of dyᵀ's rows, is made by the product dyᵀ·x where its kernel
     can (matmul/hopper/row_sums.py), else by reduce.py.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    linear_forward, 64×256×768, 2304×768, float16
-        v5       217 µs   267 TFLOP/s   27 % of arithmetic    45 % of cuBLAS
-        v6*      104 µs   559 TFLOP/s   57 % of arithmetic   2.09 × v5    94 % of cuBLAS
-    linear_backward, 64×256×2304, 64×256×768, accumulate, float16
-        v5       496 µs   234 TFLOP/s   24 % of arithmetic    44 % of cuBLAS
-        v6*      197 µs   590 TFLOP/s   60 % of arithmetic   2.52 × v5   111 % of cuBLAS
 MEMORY
     Of u and y the layer that has y again keeps u alone, and y replaces it: no array more. Elsewhere both are kept.
 LAUNCH

@@ -11,10 +11,6 @@ SHAPES
     R, N_p and K_p are multiples of 8
 VERSIONS
     that of matmul/group.py, on Hopper's tensor cores. Elsewhere each layer computes its own (`linear_backward`).
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    linear_gradients_backward, 16384×768, 16384×768, float16
-        *        328 µs   708 TFLOP/s   72 % of arithmetic
 LAUNCH
     one (matmul/group.py); where there are biases another, which adds up their parts (second_pass.py).
 DETERMINISM

@@ -15,14 +15,6 @@ VERSIONS
     v2 tiled: tiles in shared memory, brought by 16-byte loads that all start before the first is needed; 4 × 4 sums a
        thread; both gradients in one launch, as both need the same tile of dy. K and where weights begin: multiples of
        four.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    linear_group_forward, 32×256, 482560, float32
-        v1      45.2 µs     48.7 GB/s    1 % of memory
-        v2*     4.49 µs      490 GB/s   12 % of memory   10.1 × v1
-    linear_group_backward, 32×256, 482560, float32
-        v1      85.2 µs     48.9 GB/s    1 % of memory
-        v2*     13.9 µs      299 GB/s    7 % of memory   6.13 × v1
 LAUNCH
     256 threads a block. v1: no shared memory; forward: a block eight outputs.
     v2: forward: a block 16 outputs for 32 samples, its warps share K, 50 KiB of shared memory. Backward: a block 32

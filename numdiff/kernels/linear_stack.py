@@ -16,12 +16,6 @@ SHAPES
     has them.
 VERSIONS
     that of matmul/stack.py, on Hopper's tensor cores. Elsewhere each layer is a `linear` (nn/dit.py).
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    linear_stack_forward, 64×768, 42467328, float16
-        *       31.1 µs    2,973 GB/s   72 % of memory
-    linear_stack_backward, 64×768, 64×55296, float16
-        *        107 µs    4,035 GB/s   97 % of memory
 LAUNCH
     a launch forward; three backward: dx in slices, their sum, and the parameters' gradients.
 DETERMINISM

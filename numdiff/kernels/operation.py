@@ -32,7 +32,9 @@ SOURCE
     plain bookkeeping
 """
 import functools
+import importlib
 import inspect
+import pkgutil
 
 import numpy as np
 
@@ -226,6 +228,14 @@ def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(),
         record.call.operation = record
         return record.call
     return declare
+
+
+def load_all():
+    """Import every module of numdiff.kernels, so that all operations are declared."""
+    package = __package__
+    for info in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        if not info.name.startswith(f"{package}.check"):
+            importlib.import_module(info.name)
 
 
 def _first_on_device(values):

@@ -18,10 +18,6 @@ SHAPES
 VERSIONS
     v1 a block takes a piece after the other: four elements a thread, by 16-byte loads and stores; of a sum two times
        four from all ranks under way together, by a kernel for each number of ranks.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    peer_copy_pieces, 20494272, 20494272, float32 (both ranks' arrays on one card)
-        *       14.2 µs    2,878 GB/s   70 % of memory
 LAUNCH
     P blocks of 256 threads, or fewer.
 DETERMINISM

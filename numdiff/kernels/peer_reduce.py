@@ -18,11 +18,6 @@ VERSIONS
     v1 naive: one element a thread and step, any number of ranks up to 8.
     v2 vectorised: 16 bytes a load; the loads from all ranks (2, 4 or 8 of them) stand in one block of code, so that
        they are under way together: a load over NVLink takes longer than one from the GPU's own memory.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    peer_reduce_scatter, 20494272, 20494272, float32 (both ranks' arrays on one card)
-        v1      59.9 µs    2,051 GB/s   50 % of memory
-        v2*     31.6 µs    3,896 GB/s   95 % of memory   1.90 × v1
 LAUNCH
     reduce and gather: blocks of 256 threads, at most 8 a multiprocessor, each thread strides through the slice; the
     gather has a second grid axis, one row of blocks a peer, so that all links are busy. Barrier: 32 threads.

@@ -12,16 +12,6 @@ VERSIONS
     v2 tree: a block owns a chunk of rows. Its 256 threads share the rows; a tree in shared memory adds up their sums,
        and each chunk writes one row of partial sums. The same kernel, over the partial sums, is the second pass.
     v3 vectorised: as v2, with four columns a thread, by 16-byte loads.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    column_sum, 131072×64, float32
-        v1    14,429 µs     2.33 GB/s    0 % of memory
-        v2      24.0 µs    1,401 GB/s   34 % of memory    602 × v1
-        v3*     17.0 µs    1,978 GB/s   48 % of memory   1.41 × v2
-    sample_sum, 32×4096×64, float32
-        v1       466 µs     72.0 GB/s    2 % of memory
-        v2      21.9 µs    1,533 GB/s   37 % of memory   21.3 × v1
-        v3*     14.4 µs    2,330 GB/s   57 % of memory   1.52 × v2
 LAUNCH
     v2, v3: grid (chunks, column tiles, B), 256 threads = rows × lanes, 1 or 4 KiB of shared memory; one pass up to 512
     rows, or where one chunk has them all, else two.

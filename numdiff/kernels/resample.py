@@ -13,16 +13,6 @@ VERSIONS
     v2 vectorised: one thread four channels, by 16-byte loads and stores: a quarter of the index arithmetic and
        instructions.
     v3 eight: one thread eight channels, for float16: two divisions for 16 bytes, where v2 has them for 8, sm_80.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    avgpool_forward, 32×64×64×64, float16
-        v1      13.5 µs    1,559 GB/s   38 % of memory
-        v2      6.67 µs    3,145 GB/s   77 % of memory   2.02 × v1
-        v3*     6.59 µs    3,183 GB/s   78 % of memory   1.01 × v2
-    upsample_forward, 32×32×32×128, float16
-        v1      80.3 µs      522 GB/s   13 % of memory
-        v2      21.9 µs    1,911 GB/s   47 % of memory   3.66 × v1
-        v3*     13.6 µs    3,085 GB/s   75 % of memory   1.61 × v2
 LAUNCH, DETERMINISM
     as fuse/; the four inputs of an output are added in a fixed order
 COST

@@ -18,16 +18,6 @@ VERSIONS
        a row's loads, 16 bytes each, are all issued before the first is used. The backward reads dy and x once: the sums
        for dweight stay in registers, too, until a block adds up its warps'; and a warp loads its next row (of 16 bits)
        before it works on the one that has arrived. C a multiple of 8, up to 1280; sm_80.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    rmsnorm_forward, 16384×768, 768, float16
-        v1      71.0 µs      710 GB/s   17 % of memory
-        v2      15.4 µs    3,272 GB/s   79 % of memory   4.61 × v1
-        v3*     13.5 µs    3,731 GB/s   90 % of memory   1.14 × v2
-    rmsnorm_backward, 16384×768, 16384×768, float16
-        v1     3,404 µs     22.2 GB/s    1 % of memory
-        v2      41.0 µs    1,845 GB/s   45 % of memory   83.1 × v1
-        v3*     23.0 µs    3,289 GB/s   79 % of memory   1.78 × v2
 LAUNCH
     v1 a block of 256 threads for every row, 1 KiB of shared memory; v2 256 threads for eight rows, none. v3 forward 256
     threads, four blocks a multiprocessor, fewer for long rows; backward 512, 384 or 256 threads, one block.

@@ -9,14 +9,6 @@ SHAPES
 VERSIONS
     v1 naive: one thread an element, backward a thread a channel of a sample; v2 vectorised: four channels a thread, the
     backward's sums in a tree on the way (C a multiple of 4). fuse/ writes both.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    scale_shift_forward, 32×64×64×64, 32×64, float16
-        v1      49.5 µs      678 GB/s   17 % of memory
-        v2*     13.9 µs    2,413 GB/s   59 % of memory   3.56 × v1
-    scale_shift_backward, 32×64×64×64, 32×64×64×64, float16
-        v1     1,861 µs     27.1 GB/s    1 % of memory
-        v2*     20.5 µs    2,456 GB/s   60 % of memory   90.8 × v1
 LAUNCH, DETERMINISM
     as fuse/
 COST

@@ -12,16 +12,6 @@ VERSIONS
        registers (shuffles, five steps). And maximum and sum come from one pass over the row: a thread whose maximum
        grows multiplies the sum it has by e^(old − new). The forward reads x twice instead of three times.
     v3 vectorised: as v2 with 16-byte loads and stores: a quarter of the memory instructions.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    softmax_forward, 49152×256, float32
-        v1       118 µs      854 GB/s   21 % of memory
-        v2      62.3 µs    1,615 GB/s   39 % of memory   1.89 × v1
-        v3*     32.5 µs    3,102 GB/s   76 % of memory   1.92 × v2
-    softmax_backward, 49152×256, 49152×256, float32
-        v1      79.4 µs    1,902 GB/s   46 % of memory
-        v2      46.4 µs    3,257 GB/s   79 % of memory   1.71 × v1
-        v3*     37.1 µs    4,070 GB/s   99 % of memory   1.25 × v2
 LAUNCH
     v1 one block of 128 threads a row, 512 bytes of shared memory; v2, v3 one block of 128 threads for four rows.
 DETERMINISM

@@ -173,7 +173,7 @@ def test_what_was_found_is_kept(folder, monkeypatch):
         tune_problems(found, measured, print, lambda choices: write_table(path, "NVIDIA Test 1", choices))
     assert len(json.loads(path.read_text())["choices"]["matmul v6"]) == 1
     before = path.read_text()
-    monkeypatch.setattr("os.replace", lambda *_: 1 / 0)
+    monkeypatch.setattr("os.replace", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_table(path, "NVIDIA Test 1", {"matmul v6": {"1 2 3 1": [128, 64, 1]}})
     assert path.read_text() == before

@@ -1,56 +1,27 @@
-"""Every version of a kernel file has figures: what it takes of each of the file's problems, under MEASURED.
-
-`python -m tests.kernels.write_figures` writes them, from what `numdiff bench kernels --of files` has measured on a GPU.
-"""
-import functools
-import importlib
-import re
+"""Measured figures: each version of each problem has a row for some card; entering and showing them."""
+import json
+import sys
 
 import pytest
+from click.testing import CliRunner
 
 from numdiff.benchmark.kernels import call_with, versions_of
 from numdiff.benchmark.problems import problems, without_memory
 from numdiff.device.planned import CARDS, Planned
 from numdiff.errors import NumdiffError
+from numdiff.kernels import figures
+from numdiff_cli.main import main
 
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
-PROBLEMS = problems()
-WITH = sorted({module for problem in PROBLEMS for module in problem.files})
-NAMED = {problem.name for problem in PROBLEMS}
-HEAD = re.compile(r"\nMEASURED\n    (NVIDIA [\w ]+), \d{4}-\d\d-\d\d(?:, PyTorch [\d.]+)?: "
-                  "numdiff bench kernels --of files")
-LINE = re.compile(r"        (?:v\d+\*?|\*) +[\d,.]+ µs +[\d,.e-]+ (?:TFLOP/s|GB/s) +\d+ % of (?:arithmetic|memory)")
+PROBLEMS = {problem.name: problem for problem in problems()}
 
-# {why: {problem: versions}} without a measurement: to be taken out with the next. 0: it has no versions
-NOT_YET = {"its row was the launcher's choice, version 6": {"conv2d_forward, 32×64×64×64, 64×3×3×64, float16": {5}}}
+# {problem: versions} that are younger than the last measurement: to be taken out with the next. 0: it has no versions
+NOT_YET = {f"groupnorm_{direction}, {shape}, silu, float32": {2} for direction, shape in (
+    ("forward", "32×64×64×64, 64"), ("backward", "32×64×64×64, 32×64×64×64"))}
 
 
-@functools.cache
-def docstring(module):
-    return importlib.import_module(module).__doc__
-
-
-def lines_under(heading, text):
-    """The lines of a docstring's section, without its heading."""
-    found = re.search(rf"\n{heading}\n(.*?)(?=\n[A-Z]|\Z)", text, re.DOTALL)
-    return found[1].splitlines() if found else []
-
-
-def rows_of(module):
-    """{problem: versions} that have a row under MEASURED; 0 stands for the launcher's own choice alone."""
-    rows, name = {}, None
-    for line in lines_under("MEASURED", docstring(module))[1:]:
-        if line.startswith("        "):
-            rows[name].add(int(re.match(r" +v?(\d*)", line)[1] or 0))
-        else:
-            rows[name := line.strip()] = set()
-    return rows
-
-
-@functools.cache
-def measurable(number):
+def measurable(problem):
     """The versions of a problem that run on an H200; {0} where the operation has none."""
-    problem = PROBLEMS[number]
     known = problem.versions or versions_of(problem.call.function)
     arguments, found = without_memory(problem.call, Planned(H200)), set()
     for version in known:
@@ -62,45 +33,50 @@ def measurable(number):
     return found if known else {0}
 
 
-def not_yet(problem):
-    return set().union(*(group.get(problem, set()) for group in NOT_YET.values()))
+def test_each_version_has_its_figures():
+    measured = {}
+    for card in figures.cards():
+        for name, rows in card["problems"].items():
+            measured.setdefault(name, set()).update(map(int, rows))
+    lost = {name: measurable(problem) - measured.get(name, set()) - NOT_YET.get(name, set())
+            for name, problem in PROBLEMS.items()}
+    assert not {name: versions for name, versions in lost.items() if versions}
+    assert not measured.keys() - PROBLEMS.keys(), "figures of problems that there are no longer"
+    assert not {name for name, versions in NOT_YET.items() if versions & measured.get(name, set())}
 
 
-@pytest.mark.parametrize("module", WITH, ids=lambda module: module.removeprefix("numdiff.kernels."))
-def test_a_file_has_its_figures(module):
-    """Card and day; for each problem its shape, and for each version µs, rate and share of the roof."""
-    text = docstring(module)
-    if not rows_of(module) and all(not_yet(problem.name) for problem in PROBLEMS if module in problem.files):
-        return  # the next test asks for each of its versions
-    assert HEAD.search(text), f"{module}: run numdiff bench kernels --of files, then tests.kernels.write_figures"
-    section = lines_under("MEASURED", text)[1:]
-    named = [line for line in section if not line.startswith("        ")]
-    assert named and {line.strip() for line in named} <= NAMED
-    assert all(LINE.match(line) for line in section if line not in named), section
-    if any(word in text for word in ("matmul_level_forward,", "conv2d_level_forward,")):
-        assert "% of cuBLAS" in text or "% of cuDNN" in text
-    assert "ot measured on a GPU yet" not in text or any(not_yet(line.strip()) for line in named)
-    for rows in "\n".join(line if line in named else line.split()[0] for line in section).split("\n    "):
-        assert rows.count("*") <= 1, f"{rows}: the launcher chooses one version"
+def row(version, us, **more):
+    return {"problem": "matmul_forward, 8×8, 8×8, float16", "operation": "matmul_forward", "version": version, "us": us,
+            "tflops": 758.31, "gb_s": 300.2, "roof": 0.768, "bound": "arithmetic", "torch_us": None, **more}
 
 
-@pytest.mark.parametrize("module", WITH, ids=lambda module: module.removeprefix("numdiff.kernels."))
-def test_each_version_has_its_figures(module):
-    rows = rows_of(module)
-    for number, problem in enumerate(PROBLEMS):
-        if module in problem.files:
-            wanted = measurable(number) & set(problem.files[module] or measurable(number))
-            waits, there = wanted & not_yet(problem.name), rows.get(problem.name, set())
-            assert wanted - there <= waits, f"{problem.name}: versions {wanted - there} have no figures"
-            assert not waits & there, f"{problem.name}: versions {waits & there} have figures: take them from NOT_YET"
-    said = {int(number) for number in re.findall(r"\bv(\d+) [a-z][\w ,/-]*:", "\n".join(
-        lines_under("VERSIONS", docstring(module))))}
-    known = set().union(*rows.values(), *(not_yet(problem.name) for problem in PROBLEMS if module in problem.files))
-    assert said <= known | ({1} if 0 in known else set()), "a version under VERSIONS that no problem measures"
+def test_figures_are_entered(tmp_path, monkeypatch, capsys):
+    results = {"card": "NVIDIA B200", "date": "2026-11-22", "torch": "2.11.0", "rows": [
+        row("v5", 1640.04), row("v6*", 1450.0, torch_us=1464.5),
+        {**row("v1", 20.0), "problem": "add_forward, 8, float32", "operation": "add_forward", "bound": "memory"}]}
+    path, count = figures.enter(results, tmp_path)
+    assert path.name == "nvidia-b200.json" and count == 2
+    again = {**results, "date": "2026-11-23", "rows": [row("v5", 1000.0)]}
+    figures.enter(again, tmp_path)
+    file = json.loads(path.read_text())
+    assert file["date"] == "2026-11-23" and file["problems"]["add_forward, 8, float32"]["1"]["us"] == 20
+    assert list(file["problems"]["matmul_forward, 8×8, 8×8, float16"]) == ["5"]
+    number, kept = figures.row_of(results["rows"][1])
+    assert figures.line_of(number, kept, ("5", {"us": 1640.0})) == (
+        "v6*    1,450 µs   758 TFLOP/s   77 % of arithmetic   1.13 × v5   101 % of cuBLAS")
+    results["rows"] = [{"operation": "add"}]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    monkeypatch.setattr(sys, "argv", ["figures", str(tmp_path / "results.json")])
+    with pytest.raises(SystemExit, match="give --of files"):
+        figures.main()
 
 
-def test_only_what_can_be_measured_is_waited_for():
-    for group in NOT_YET.values():
-        for name, versions in group.items():
-            assert name in NAMED, name
-            assert versions <= measurable([problem.name for problem in PROBLEMS].index(name)), name
+def test_they_are_shown():
+    result = CliRunner().invoke(main, ["kernels", "show", "softmax"])
+    assert result.exit_code == 0, result.output
+    assert "softmax(scale · x) over the last axis" in result.output and "3  vectorised" in result.output
+    assert "NVIDIA H200, " in result.output and "49152×256, float32" in result.output
+    refused = CliRunner().invoke(main, ["kernels", "show", "softmin"])
+    assert refused.exit_code == 2 and "did you mean 'softmax'?" in refused.output
+    listed = CliRunner().invoke(main, ["kernels", "list"])
+    assert "softmax_backward" in listed.output and "block-per-row, warp-per-row, vectorised" in listed.output

@@ -1,8 +1,8 @@
-"""A problem or two for each file of numdiff.kernels: what `numdiff bench kernels --of files` measures.
+"""A problem or two for each operation of numdiff.kernels: what `numdiff bench kernels --of files` measures.
 
 The shapes are a model's: of the UNet that `numdiff train unet` makes (batch 32, 64 × 64 pixels), of a DiT-B/2 (batch
-64, 256 tokens of 768), and square products for the ladder of matmul. The rows under MEASURED in a file's docstring are
-those of its problems (tests/kernels/write_figures.py writes it).
+64, 256 tokens of 768), and square products for the ladder of matmul. Problems of operations with a record stand in the
+record (kernels/operation.py); kernels/figures/ has what was measured.
 
 problem.py says what a problem is, and has the sizes; small.py, matmul.py, conv2d.py, linear.py, training.py and
 transformer.py have the problems.

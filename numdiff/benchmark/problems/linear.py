@@ -77,15 +77,15 @@ def add_problems(add):
     add(linear.linear_backward, versions=(5, 6), dy=half(N, T, 3 * D), x=TOKENS, weight=half(3 * D, D),
         dweight=single(3 * D, D), dbias=single(3 * D))
     flat = single(sum(WIDTHS) * (4 * C + 4))
-    add(linear_group_forward, linear_group, x=single(B, 4 * C), flat=flat)
-    add(linear_group_backward, linear_group, x=single(B, 4 * C), flat=flat, gradients=flat,
+    add(linear_group_forward, x=single(B, 4 * C), flat=flat)
+    add(linear_group_backward, x=single(B, 4 * C), flat=flat, gradients=flat,
         dys=[single(B, n) for n in WIDTHS])
     rows = DEPTH * 6 * D
-    add(linear_stack_forward, linear_stack, x=half(N, D), weight=half(rows * D), bias=single(rows))
-    add(linear_stack_backward, linear_stack, x=half(N, D), dy=half(N, rows), weight=half(rows * D),
+    add(linear_stack_forward, x=half(N, D), weight=half(rows * D), bias=single(rows))
+    add(linear_stack_backward, x=half(N, D), dy=half(N, rows), weight=half(rows * D),
         dweight=single(rows * D), dbias=single(rows))
     dys, inputs = ([half(N * T, size[i]) for size in block_sizes(D)] for i in range(2))
-    add(linear_gradients_backward, linear_gradients, x=inputs[0], others=inputs[1:], dys=dys,
+    add(linear_gradients_backward, x=inputs[0], others=inputs[1:], dys=dys,
         dweight=single(12 * D * D), dbias=single(9 * D))
     qkv = single(B, 256, 3 * 192)
     add(attention.attention_forward, qkv=qkv, heads=6)

@@ -18,10 +18,9 @@ SEED, PURPOSE = 1, 3
 
 
 class Problem(NamedTuple):
-    """One call. files: {module: the versions whose figures stand in it, or None for all}; versions: None for all."""
+    """One call. versions: None for all."""
 
     call: Recorded
-    files: dict[str, tuple | None]
     versions: tuple | None = None
     precision: str = "fp32"
     note: str = ""
@@ -50,11 +49,8 @@ SAMPLES, STEP = integers(np.arange(B), np.uint32), integers([7], np.uint32)
 
 def adding_to(found):
     """The function that the files call for each of their problems, which adds it to a list."""
-    def add(function, *files, versions=None, precision=None, note="", moved=0, **arguments):
-        """files: modules, default the function's own; a tuple (module, version, …) for some of its versions.
-
-        moved: bytes, where the arrays do not determine them
-        """
+    def add(function, *, versions=None, precision=None, note="", moved=0, **arguments):
+        """moved: bytes, where the arrays do not determine them"""
         bound = inspect.signature(function).bind(**arguments)
         bound.apply_defaults()
         given = numbered({k: v for k, v in bound.arguments.items() if k != "version"})
@@ -62,11 +58,7 @@ def adding_to(found):
             if k in ("v", "rstd", "logsumexp") and isinstance(v, Array):
                 given[k] = Array(v.shape, v.dtype, v.values, v.place, True)
         call = Recorded(function, given, moved, None, True)
-        where = {}
-        for item in files or (inspect.getmodule(function),):
-            module, *some = item if isinstance(item, tuple) else (item,)
-            where[module.__name__] = tuple(some) or None
         precision = precision or ("fp16" if call.dtype == np.float16 else "fp32")
-        found.append(Problem(call, where, versions, precision, note))
+        found.append(Problem(call, versions, precision, note))
 
     return add

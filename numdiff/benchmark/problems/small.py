@@ -4,15 +4,6 @@ import numpy as np
 from ...kernels import bias, groupnorm, layernorm, random, reduce, rmsnorm, scale_shift
 from ...kernels.diffusion import images, q_sample
 from ...kernels.diffusion import levels as noise_levels
-from ...kernels.groupnorm import (
-    chunks,
-    groups,
-    normalise,
-    one_pass,
-    one_pass_backward,
-    one_pass_half,
-    one_pass_half_forward,
-)
 from .problem import IMAGE, PIXELS, PURPOSE, SAMPLES, SEED, SIDE, STEP, TIMESTEPS, B, C, D, N, T, half, integers, single
 
 
@@ -43,14 +34,14 @@ def add_problems(add, rng, t):
     add(rmsnorm.rmsnorm_backward, dy=half(*rows), x=half(*rows), weight=single(D), rstd=single(N * T),
         dweight=single(D))
     norm = {"weight": single(C), "bias": single(C), "groups": 32, "silu": True}
-    add(groupnorm.groupnorm_forward, groupnorm.launcher, (groups, 1), (chunks, 2), (one_pass_half_forward, 3),
+    add(groupnorm.groupnorm_forward,
         versions=(1, 2, 3), x=IMAGE, **norm)
     wide = single(B, SIDE, SIDE, C)
-    add(groupnorm.groupnorm_forward, (one_pass, 3), versions=(2, 3), x=wide, **norm)
-    add(groupnorm.groupnorm_forward, groupnorm.launcher, normalise, versions=(4,), note="statistics known", x=IMAGE,
+    add(groupnorm.groupnorm_forward, versions=(2, 3), x=wide, **norm)
+    add(groupnorm.groupnorm_forward, versions=(4,), note="statistics known", x=IMAGE,
         statistics=single(B, SIDE * SIDE // 64, 2, C // 2), **norm)
-    add(groupnorm.groupnorm_backward, groupnorm.launcher, (groups, 1), (chunks, 2), (one_pass_half, 3),
+    add(groupnorm.groupnorm_backward,
         versions=(1, 2, 3), dy=IMAGE, x=IMAGE, mean=single(B, 32), rstd=single(B, 32), dweight=single(C),
         dbias=single(C), **norm)
-    add(groupnorm.groupnorm_backward, (one_pass_backward, 3), versions=(2, 3), dy=wide, x=wide, mean=single(B, 32),
+    add(groupnorm.groupnorm_backward, versions=(2, 3), dy=wide, x=wide, mean=single(B, 32),
         rstd=single(B, 32), dweight=single(C), dbias=single(C), **norm)

@@ -3,16 +3,8 @@ import numpy as np
 
 from ...kernels import attention, peer_pieces, peer_reduce, quantise
 from ...kernels.attention import (
-    backward,
-    backward_half,
-    backward_tf32_bf16,
-    forward,
-    forward_half,
-    forward_hopper,
-    forward_tf32_bf16,
     sla,
 )
-from ...kernels.attention.backward_hopper import kernel as backward_hopper
 from ...kernels.diffusion import class_dropout, vlb
 from ...kernels.transformer import adaln, bias_gelu, chunk, columns, gate, gate_adaln, patchify, qk_norm_rope, swiglu
 from .problem import CLASSES, HEAD, HEADS, PARAMETERS, SEED, STEP, TIMESTEPS, TOKENS, D, N, T, half, integers, single
@@ -30,13 +22,13 @@ def columns_backward(partial, count):
 def add_problems(add, rng, labels):
     heads = {"heads": HEADS, "order": "new"}
     attended = {"dy": half(N, T, D), "qkv": half(N, T, 3 * D), "y": TOKENS, "logsumexp": single(N, HEADS, T), **heads}
-    add(attention.flash_attention_forward, attention, (forward_half, 3), (forward_hopper, 5),
+    add(attention.flash_attention_forward,
         qkv=half(N, T, 3 * D), **heads)
-    add(attention.flash_attention_backward, attention, (backward_half, 3), (backward_hopper, 5),
+    add(attention.flash_attention_backward,
         **attended)
-    add(attention.flash_attention_forward, attention, (forward, 2), (forward_tf32_bf16, 4),
+    add(attention.flash_attention_forward,
         qkv=single(8, 1024, 3 * 512), heads=8)
-    add(attention.flash_attention_backward, attention, (backward, 2), (backward_tf32_bf16, 4),
+    add(attention.flash_attention_backward,
         dy=single(8, 1024, 512), qkv=single(8, 1024, 3 * 512), y=single(8, 1024, 512), logsumexp=single(8, 8, 1024),
         heads=8)
     # 256 × 256 and 512 × 512 pixels in patches of 4; DiT-XL's heads
@@ -46,8 +38,8 @@ def add_problems(add, rng, labels):
         kept = sla.Kept(integers(lists.reshape(1, count, blocks, -1)), single(1, count, length),
                         single(1, count, length), half(1, count, blocks, head, head), single(1, count, blocks, head))
         layer = {"weight": half(head, head), "bias": single(head), "heads": count, "order": "new"}
-        add(sla.sla_forward, sla, versions=tuple(range(least, 4)), qkv=half(1, length, 3 * width), topk=0.05, **layer)
-        add(sla.sla_backward, sla, versions=tuple(range(least, 3)), dy=half(1, length, width),
+        add(sla.sla_forward, versions=tuple(range(least, 4)), qkv=half(1, length, 3 * width), topk=0.05, **layer)
+        add(sla.sla_backward, versions=tuple(range(least, 3)), dy=half(1, length, width),
             qkv=half(1, length, 3 * width), y=half(1, length, width), kept=kept,
             dweight=single(head, head), dbias=single(head), **layer)
     shift, amax = half(N, D), integers(np.zeros(quantise.PARTIALS), np.uint32)
@@ -92,7 +84,7 @@ def add_problems(add, rng, labels):
     add(patchify.patchify_forward, x=half(N, 32, 32, 4), patch=2)
     add(patchify.unpatchify_forward, tokens=single(N, T, 32), patch=2, height=32, width=32)
     add(chunk.chunk_forward, x=half(N, 6 * D), count=6)
-    add(columns_backward, columns, partial=single(N, 4, 6 * D), count=6)
+    add(columns_backward, partial=single(N, 4, 6 * D), count=6)
     samples = integers(np.arange(N), np.uint32)
     add(class_dropout.class_dropout_forward, labels=labels, probability=0.1, null_class=CLASSES, seed=SEED, step=STEP,
         samples=samples)

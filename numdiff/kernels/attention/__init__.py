@@ -22,24 +22,6 @@ Attention that leaves most keys to a sum is in sla/, which has an order of its o
 SHAPES
     qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32, or all float16 or bfloat16 (v1, v3, v5); logsumexp
     (B, heads, T) float32. T is arbitrary; on a GPU HS is 32, 64 or 72, and unfused.py takes all others.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    flash_attention_forward, 64×256×2304, heads 12, float16
-        v1     2,393 µs     42.4 GB/s    1 % of memory     2 % of PyTorch
-        v3      63.8 µs    1,591 GB/s   39 % of memory   37.5 × v1    69 % of PyTorch
-        v5*     46.9 µs    2,161 GB/s   53 % of memory   1.36 × v3    93 % of PyTorch
-    flash_attention_backward, 64×256×768, 64×256×2304, heads 12, float16
-        v1     6,294 µs     32.1 GB/s    1 % of memory     3 % of PyTorch
-        v3       181 µs    1,118 GB/s   27 % of memory   34.8 × v1    99 % of PyTorch
-        v5*     97.9 µs    2,064 GB/s   50 % of memory   1.85 × v3   182 % of PyTorch
-    flash_attention_forward, 8×1024×1536, heads 8, float32
-        v1     2,793 µs  6.15 TFLOP/s    9 % of arithmetic    19 % of PyTorch
-        v2       454 µs  37.8 TFLOP/s   57 % of arithmetic   6.15 × v1   115 % of PyTorch
-        v4*      248 µs  69.2 TFLOP/s  103 % of arithmetic   1.83 × v2   210 % of PyTorch
-    flash_attention_backward, 8×1024×512, 8×1024×1536, heads 8, float32
-        v1     6,935 µs  6.19 TFLOP/s    9 % of arithmetic    18 % of PyTorch
-        v2     1,396 µs  30.8 TFLOP/s   46 % of arithmetic   4.97 × v1    90 % of PyTorch
-        v4*      742 µs  57.9 TFLOP/s   87 % of arithmetic   1.88 × v2   170 % of PyTorch
 COST
     forward 4·B·heads·T²·HS FLOPs, backward 10·B·heads·T²·HS (v1: 14). Memory and the bytes that have to move are linear
     in T, where unfused.py writes and reads T² probabilities several times. Roof: arithmetic. Of the instructions in

@@ -14,10 +14,6 @@ THE ROUND of a block, for 64 keys and 64 queries, a warp 16 queries
     dv += Pᵀ·dy and dk += dSᵀ·q: rows are positions of keys (patches.py), a warp 16 of them, a thread 4 × HS / 8
     dq += dS·k: a warp's own 16 queries, a thread 4 × HS / 8
     Of each product 12 loads of 16 bytes feed 128 multiply-adds (HS 32: 8 feed 64, in the last three).
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    flash_attention_backward, 8×1024×512, 8×1024×1536, heads 8, float32
-        v2     1,396 µs  30.8 TFLOP/s   46 % of arithmetic   4.97 × v1    90 % of PyTorch
 LAUNCH
     grid (chunks, heads, B), 128 threads. Dynamic shared memory, KiB: k, v, q, dy, P, dS, L and D, for HS 32, 64, 72:
     70.5, 102.5, 110.5.

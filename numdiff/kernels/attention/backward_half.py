@@ -15,10 +15,6 @@ WHAT IS NEW, AND WHY IT PAYS
     separate kernel reads both arrays for them, and dy's second reading comes from the L2 cache.
 A ROUND, for 16 queries of the tile: 4 + 4 loads of fragments from q and dy feed 4 products (ldmatrix, and .trans for
     the two that sum over queries); k's and v's fragments stay in registers as far as these suffice (HS 32; k's for 64).
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    flash_attention_backward, 64×256×768, 64×256×2304, heads 12, float16
-        v3       181 µs    1,118 GB/s   27 % of memory   34.8 × v1    99 % of PyTorch
 LAUNCH
     grid (chunks, heads, B), a block for 64 keys (4 warps, one fragment of keys each) or 256 (8 warps, two). Dynamic
     shared memory, KiB, for HS 32 and 64, 72: 40 and 64 (64 keys), 97 and 145 (256 keys).

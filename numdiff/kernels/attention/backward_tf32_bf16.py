@@ -11,10 +11,6 @@ WHAT IS NEW, AND WHY IT PAYS
     dS goes to shared memory by rows of queries, as ldmatrix needs it, with keys 2x and 2x + 1 of each eight in columns
     x and x + 4, the order in which k is read (tf32_bf16.py).
     k and v are split again for every tile: their fragments would take all registers.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    flash_attention_backward, 8×1024×512, 8×1024×1536, heads 8, float32
-        v4*      742 µs  57.9 TFLOP/s   87 % of arithmetic   1.88 × v2   170 % of PyTorch
 LAUNCH
     grid (chunks, heads, B), 4 warps. Dynamic shared memory, KiB: k and v; q, dy, L and D; dS: for HS 32, 64, 72:
     36, 60, 66.

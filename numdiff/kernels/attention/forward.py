@@ -10,10 +10,6 @@ WHAT IS NEW, AND WHY IT PAYS
     The next tiles of k and v are on their way from memory, into registers, while the outputs are computed.
     Exponentials are powers of two, which the hardware has: q is multiplied by log₂e / √HS as it is loaded.
     Scores reach the second product through shared memory, but only threads of one warp share them: no barrier.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    flash_attention_forward, 8×1024×1536, heads 8, float32
-        v2       454 µs  37.8 TFLOP/s   57 % of arithmetic   6.15 × v1   115 % of PyTorch
 LAUNCH
     grid (ceil(T / queries), heads, B); a block is 4 warps for 128 queries, or 2 for 64, if those fit T better. Dynamic
     shared memory, KiB: q, k, v and scores, for HS 32, 64, 72: 70, 102, 110 (4 warps) and 44, 68, 74.5 (2 warps).

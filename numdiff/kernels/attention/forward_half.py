@@ -7,10 +7,6 @@ WHAT IS NEW, AND WHY IT PAYS
     cp.async brings the next tile of k and v into the other of two stages while this one is multiplied.
     What is left is the softmax. For each score: one multiply-add, one power of two, one addition, half a conversion;
     maxima and sums of a row go through two shuffles, for only four lanes share it.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    flash_attention_forward, 64×256×2304, heads 12, float16
-        v3      63.8 µs    1,591 GB/s   39 % of memory   37.5 × v1    69 % of PyTorch
 LAUNCH
     grid (ceil(T / queries), heads, B), 4 warps for 64 or 128 queries. Dynamic shared memory, KiB: q and two stages of
     k and v; 64 queries: 25 (HS 32) or 45; 128: 30 or 54.

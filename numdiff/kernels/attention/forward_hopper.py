@@ -11,10 +11,6 @@ WHAT IS NEW, AND WHY IT PAYS
     the two overlap: the scores of the next keys and the outputs of those before are issued together, and the next
     softmax begins while the outputs are still being computed.
 A UNIT is 128 queries of a head, which see k and v in tiles of 128 tokens. A block takes every gridDim-th unit.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    flash_attention_forward, 64×256×2304, heads 12, float16
-        v5*     46.9 µs    2,161 GB/s   53 % of memory   1.36 × v3    93 % of PyTorch
 LAUNCH
     grid min(units, multiprocessors), 384 threads; dynamic shared memory, KiB: four stages of k and v, two of q; for HS
     32, 64, 72: 80, 160, 182. Compiled for 168 registers a thread, of which the producer keeps 40 and the consumers get

@@ -5,10 +5,6 @@ WHAT IS NEW, AND WHY IT PAYS
     each tile of keys, for its fragments would fill the registers that the outputs need.
     A tile of keys is multiplied for so long that one stage of k and one of v are enough: v travels while q·kᵀ is
     computed, the next k while P·v is. So three blocks find room on a multiprocessor.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    flash_attention_forward, 8×1024×1536, heads 8, float32
-        v4*      248 µs  69.2 TFLOP/s  103 % of arithmetic   1.83 × v2   210 % of PyTorch
 LAUNCH
     grid (ceil(T / 64), heads, B), 4 warps. Dynamic shared memory, KiB: q, k and v, for HS 32, 64, 72: 27, 51, 57.
 DETERMINISM

@@ -10,12 +10,6 @@ SHAPES
 VERSIONS
     those of matmul/ and softmax.py. q, k and v are never taken out of qkv: the matmul kernels are told where their
     rows lie (3C apart) and where the next head starts, and y is written as the next layer reads it, heads side by side.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    attention_forward, 32×256×576, heads 6, float32
-        *        116 µs  14.4 TFLOP/s   21 % of arithmetic    80 % of PyTorch
-    attention_backward, 32×256×192, 32×256×576, heads 6, float32
-        *        209 µs  15.7 TFLOP/s   23 % of arithmetic
 LAUNCH
     forward three launches, backward five; batch B · heads.
 DETERMINISM

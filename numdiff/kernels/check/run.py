@@ -16,7 +16,7 @@ from ...device.requires import supports
 from ...dtypes import is_half
 from ...emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupported
 from ...errors import NumdiffError, UsageError, near_miss
-from ..operation import OPERATIONS
+from ..operation import OPERATIONS, load_all
 from ..versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
@@ -43,6 +43,7 @@ FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a v
 # in PTX: a fused multiply-add, or a product (`mul` without its own rounding) and a sum that ptxas may join to one; an
 # approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
+load_all()
 CASES = [case for group in (
     fused_cases, reductions_cases, norms_cases, products_cases, grouped_cases, convolutions_cases,
     depthwise_cases, depthwise_layernorm_cases, movement_cases, diffusion_cases, randomness_cases, muon_cases,

@@ -21,15 +21,6 @@ VERSIONS
     v2 im2col: im2col.py and matmul: the matmul's tiles reuse what they load, but col is kernel² times x, written and
        read again.
     What comes after them, and which version runs, is in launcher.py.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    conv2d_forward, 32×64×64×64, 64×3×3×64, float32
-        v1    19,250 µs  0.50 TFLOP/s    1 % of arithmetic     1 % of cuDNN
-        v2       385 µs  25.1 TFLOP/s   37 % of arithmetic   50.0 × v1    73 % of cuDNN
-    conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float32
-        v2       380 µs  25.4 TFLOP/s   38 % of arithmetic    82 % of cuDNN
-    conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float32
-        v2       370 µs  26.1 TFLOP/s   39 % of arithmetic   117 % of cuDNN
 LAUNCH
     v1: one thread an output, 256 a block. v2: as im2col.py and matmul/.
 DETERMINISM

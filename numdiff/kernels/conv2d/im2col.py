@@ -11,14 +11,6 @@ VERSIONS
     v1 naive: one thread a number. The channels are innermost, so neighbouring threads read and write neighbouring
        addresses.
     v2 vectorised: one thread four channels, by 16-byte loads and stores; the index arithmetic is shared by the four.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    im2col_forward, 32×64×64×64, float16
-        v1       506 µs      630 GB/s   15 % of memory
-        v2*      129 µs    2,472 GB/s   60 % of memory   3.92 × v1
-    im2col_backward, 32×64×64×3×3×64, float16
-        v1       301 µs      612 GB/s   15 % of memory
-        v2*     83.7 µs    2,205 GB/s   54 % of memory   3.60 × v1
 LAUNCH
     one thread an output (v1) or four (v2), 256 a block. No shared memory.
 DETERMINISM

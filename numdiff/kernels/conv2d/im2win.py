@@ -29,17 +29,6 @@ VERSIONS
        it is a fifth to two fifths faster (NOTES.md has the paper's layers; the launcher has narrow.py for those); and
        in shared memory: the box with a halo in levels/ is a window that overlaps its neighbours, written nowhere else.
        Of a strided convolution's input gradient 1 - 1/stride² of the products are with the zeros; v2 has none of them.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    im2win_forward, 32×64×64×64, float32
-        v1       194 µs      708 GB/s   17 % of memory
-        v2*     53.2 µs    2,582 GB/s   63 % of memory   3.64 × v1
-    conv2d_forward, 32×64×64×64, 64×3×3×64, float32
-        v7       316 µs  30.6 TFLOP/s   46 % of arithmetic   0.84 × v3    90 % of cuDNN
-    conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float32
-        v7       321 µs  30.1 TFLOP/s   45 % of arithmetic   0.84 × v3    97 % of cuDNN
-    conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float32
-        v7       338 µs  28.6 TFLOP/s   43 % of arithmetic   0.86 × v3   128 % of cuDNN
 LAUNCH
     the transform: one thread a number (v1) or four (v2), 256 a block. The products: as implicit.py's, the same tiles
     and parts, chosen in the same way, at most 128 registers a thread (ptxas, sm_80 and sm_90a), no spills; 16-byte

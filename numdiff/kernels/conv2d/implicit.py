@@ -16,12 +16,6 @@ WHAT A THREAD KNOWS
     and the channel, is the same for all threads. So no division stands in the loop, and a new tap, every C / 8 steps,
     is two shifts. Numbers are fetched a step ahead, while those fetched before are multiplied, and go to the other of
     two buffers in shared memory: one barrier a step.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    conv2d_forward, 32×64×64×64, 64×3×3×64, float32
-        v3*      264 µs  36.6 TFLOP/s   55 % of arithmetic   1.46 × v2   107 % of cuDNN
-    conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float32
-        v3*      270 µs  35.9 TFLOP/s   54 % of arithmetic   1.41 × v2   115 % of cuDNN
 LAUNCH
     one thread for 8 × 8 outputs, 256 or 128 a block, and 16.5 KiB of shared memory. Grid (row tiles, column tiles,
     parts): where the tiles are too few to fill a GPU, the inner dimension is cut into parts. At most 128 registers a

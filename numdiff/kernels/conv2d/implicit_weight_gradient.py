@@ -9,10 +9,6 @@ WHAT A THREAD KNOWS
     with zeros.) In both operands a tile's long side is contiguous: a warp reads 512 neighbouring bytes of x and 256 or
     512 of dy, and nothing is transposed on the way to shared memory. Columns are counted C4 a tap, C rounded up to
     whole fours.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float32
-        v3*      291 µs  33.3 TFLOP/s   50 % of arithmetic   1.27 × v2   149 % of cuDNN
 LAUNCH, DETERMINISM, COST, SOURCE
     as implicit.py
 READ NEXT

@@ -18,37 +18,6 @@ VERSIONS
     A 1 × 1 convolution of stride 1 is a linear layer over pixels, and goes to linear.py. The input gradient of a
     strided convolution stays with v2 in v3: only every stride-th tap would meet a pixel of dy.
     Arrays of the host: cpu.py.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    conv2d_forward, 32×64×64×64, 64×3×3×64, float32
-        v1    19,250 µs  0.50 TFLOP/s    1 % of arithmetic     1 % of cuDNN
-        v2       385 µs  25.1 TFLOP/s   37 % of arithmetic   50.0 × v1    73 % of cuDNN
-        v3*      264 µs  36.6 TFLOP/s   55 % of arithmetic   1.46 × v2   107 % of cuDNN
-        v7       316 µs  30.6 TFLOP/s   46 % of arithmetic   0.84 × v3    90 % of cuDNN
-    conv2d_forward, 32×64×64×64, 64×3×3×64, tf32
-        v4*     73.9 µs   131 TFLOP/s   26 % of arithmetic    85 % of cuDNN
-    conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float32
-        v2       380 µs  25.4 TFLOP/s   38 % of arithmetic    82 % of cuDNN
-        v3*      270 µs  35.9 TFLOP/s   54 % of arithmetic   1.41 × v2   115 % of cuDNN
-        v7       321 µs  30.1 TFLOP/s   45 % of arithmetic   0.84 × v3    97 % of cuDNN
-    conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float32
-        v2       370 µs  26.1 TFLOP/s   39 % of arithmetic   117 % of cuDNN
-        v3*      291 µs  33.3 TFLOP/s   50 % of arithmetic   1.27 × v2   149 % of cuDNN
-        v7       338 µs  28.6 TFLOP/s   43 % of arithmetic   0.86 × v3   128 % of cuDNN
-    conv2d_forward, 32×64×64×64, 64×3×3×64, float16
-        v1    19,270 µs  0.50 TFLOP/s    0 % of arithmetic     0 % of cuDNN
-        v4      73.9 µs   131 TFLOP/s   13 % of arithmetic    261 × v1    39 % of cuDNN
-        v6*     21.0 µs   459 TFLOP/s   46 % of arithmetic   3.52 × v4   138 % of cuDNN
-    conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float16
-        v1     7,967 µs  1.21 TFLOP/s    0 % of arithmetic     0 % of cuDNN
-        v4      77.6 µs   124 TFLOP/s   13 % of arithmetic    103 × v1    39 % of cuDNN
-        v5      23.9 µs   404 TFLOP/s   41 % of arithmetic   3.25 × v4   128 % of cuDNN
-        v6*     21.1 µs   459 TFLOP/s   46 % of arithmetic   1.14 × v5   145 % of cuDNN
-    conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float16
-        v1    49,797 µs  0.19 TFLOP/s    0 % of arithmetic     0 % of cuDNN
-        v4      91.8 µs   105 TFLOP/s   11 % of arithmetic    543 × v1    39 % of cuDNN
-        v5      27.7 µs   349 TFLOP/s   35 % of arithmetic   3.31 × v4   131 % of cuDNN
-        v6*     26.9 µs   360 TFLOP/s   36 % of arithmetic   1.03 × v5   135 % of cuDNN
 DETERMINISM
     every output's sum has a fixed order; where a sum is cut into parts, a second pass adds them in a fixed order.
 SOURCE

@@ -12,14 +12,6 @@ VERSIONS
     v4 mma: of launcher.py in float16. Against version 3 in float32: the products are mma.m16n8k16, whose operands a
     warp loads from shared memory with ldmatrix; tiles travel to shared memory by cp.async, three stages deep, without
     passing through registers, zeros where a tap leaves the image.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    conv2d_forward, 32×64×64×64, 64×3×3×64, float16
-        v4      73.9 µs   131 TFLOP/s   13 % of arithmetic    261 × v1    39 % of cuDNN
-    conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float16
-        v4      77.6 µs   124 TFLOP/s   13 % of arithmetic    103 × v1    39 % of cuDNN
-    conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float16
-        v4      91.8 µs   105 TFLOP/s   11 % of arithmetic    543 × v1    39 % of cuDNN
 LAUNCH
     forward: 128 threads for 128 pixels × 64 channels; a warp has 64 × 32. Grid (pixel tiles, channel tiles).
     weight gradient: 128 threads for 64 × 64 channels of one tap; a warp has 32 × 32. Grid (taps · tiles of C, tiles of

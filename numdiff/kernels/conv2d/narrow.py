@@ -11,12 +11,6 @@ VERSIONS
     warp.
     Weight gradient: one thread a column k = (r, s, c) of col, four output channels, over a part of the image rows. A
     warp reads 32 neighbouring channels of x; here dy is the same for all threads.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    conv2d_forward, 32×64×64×64, 3×3×3×64, float32
-        v3*      125 µs      281 GB/s    7 % of memory   158 % of cuDNN
-    conv2d_weight_gradient, 32×64×64×64, 32×64×64×3, float32
-        v3*     65.0 µs      541 GB/s   13 % of memory    74 % of cuDNN
 LAUNCH
     forward: grid (pixels / 128, C_out / 4), weight gradient: grid (K / 128, C_out / 4, parts); 128 threads. No shared
     memory: the caches hold what neighbours share.

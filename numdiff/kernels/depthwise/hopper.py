@@ -17,16 +17,6 @@ WHY IT PAYS
     For 64×56×56×96 on an H200 27 µs were predicted, and 29 came, where version 3 takes 65 and memory alone 19; shared
     memory asks for 15, tensor cores for 9 to 11, one eighth of each for columns from 56 on.
 NOT FINITE pixels spoil the eight outputs of their run and those of the run before, as in version 3.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    depthwise_forward, 32×32×32×128, 7×7×128, float16
-        v4*     9.81 µs    1,714 GB/s   41 % of memory   1.72 × v3   446 % of PyTorch
-    depthwise_input_gradient, 32×32×32×128, 7×7×128, float16
-        v4*     9.96 µs    1,686 GB/s   41 % of memory   1.67 × v3   735 % of PyTorch
-    depthwise_forward, 64×56×56×96, 7×7×96, float16
-        v4*     28.6 µs    2,697 GB/s   65 % of memory   2.24 × v3   478 % of PyTorch
-    depthwise_input_gradient, 64×56×56×96, 7×7×96, float16
-        v4*     28.9 µs    2,669 GB/s   64 % of memory   2.21 × v3  1169 % of PyTorch
 LAUNCH
     a persistent grid, at most a block for each multiprocessor, all of whose tiles are of the same 32 channels; tiles of
     4 · 7 (4 · 8, 4 · 4) × 32 pixels, two stages of 87 (97, 56) KB. A warpgroup carries, two multiply: a warp has four

@@ -12,12 +12,6 @@ WHY IT PAYS
     to issue; 7 products. 81 KB of x and 59 of dy are on their way while a tile is multiplied.
     For 64×56×56×96 on an H200 28 µs were predicted, with 3 for the sums over blocks, and 32 came, where version 3 takes
     65 and memory alone 19; shared memory asks for 14, tensor cores for 9 to 11.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    depthwise_weight_gradient, 32×32×32×128, 32×32×32×128, float16
-        v4*     14.6 µs    1,151 GB/s   28 % of memory   1.22 × v3   217 % of PyTorch
-    depthwise_weight_gradient, 64×56×56×96, 64×56×56×96, float16
-        v4*     31.0 µs    2,489 GB/s   60 % of memory   2.05 × v3   388 % of PyTorch
 LAUNCH
     as hopper.py: a persistent grid, all tiles of a block of the same 32 channels; a warpgroup that carries, two that
     multiply, a warp four channels: 112 sums and 56 words of dy in registers. Tiles of 4 · 7 (4 · 4) × 32 pixels.

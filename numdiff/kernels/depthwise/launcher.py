@@ -8,35 +8,6 @@ VERSIONS
     v3 mma: the same in float16 and bfloat16, on tensor cores (mma.py).
     v4 hopper: the same by TMA, each pixel read once for all rows of taps (hopper.py, hopper_weight_gradient.py):
        what runs on Hopper where images are wider than 16.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    depthwise_forward, 32×32×32×128, 7×7×128, float16
-        v1       444 µs     37.8 GB/s    1 % of memory    10 % of PyTorch
-        v2      20.7 µs      811 GB/s   20 % of memory   21.4 × v1   211 % of PyTorch
-        v3      16.9 µs      994 GB/s   24 % of memory   1.22 × v2   259 % of PyTorch
-        v4*     9.81 µs    1,714 GB/s   41 % of memory   1.72 × v3   446 % of PyTorch
-    depthwise_input_gradient, 32×32×32×128, 7×7×128, float16
-        v1       469 µs     35.8 GB/s    1 % of memory    16 % of PyTorch
-        v2      22.1 µs      761 GB/s   18 % of memory   21.3 × v1   332 % of PyTorch
-        v3      16.6 µs    1,009 GB/s   24 % of memory   1.33 × v2   440 % of PyTorch
-        v4*     9.96 µs    1,686 GB/s   41 % of memory   1.67 × v3   735 % of PyTorch
-    depthwise_weight_gradient, 32×32×32×128, 32×32×32×128, float16
-        v1    10,620 µs     1.58 GB/s    0 % of memory     0 % of PyTorch
-        v2      33.9 µs      497 GB/s   12 % of memory    313 × v1    94 % of PyTorch
-        v3      17.8 µs      944 GB/s   23 % of memory   1.90 × v2   178 % of PyTorch
-        v4*     14.6 µs    1,151 GB/s   28 % of memory   1.22 × v3   217 % of PyTorch
-    depthwise_forward, 64×56×56×96, 7×7×96, float16
-        v2       100 µs      770 GB/s   19 % of memory   136 % of PyTorch
-        v3      63.9 µs    1,205 GB/s   29 % of memory   1.57 × v2   214 % of PyTorch
-        v4*     28.6 µs    2,697 GB/s   65 % of memory   2.24 × v3   478 % of PyTorch
-    depthwise_input_gradient, 64×56×56×96, 7×7×96, float16
-        v2       103 µs      749 GB/s   18 % of memory   328 % of PyTorch
-        v3      63.9 µs    1,206 GB/s   29 % of memory   1.61 × v2   528 % of PyTorch
-        v4*     28.9 µs    2,669 GB/s   64 % of memory   2.21 × v3  1169 % of PyTorch
-    depthwise_weight_gradient, 64×56×56×96, 64×56×56×96, float16
-        v2       142 µs      543 GB/s   13 % of memory    85 % of PyTorch
-        v3      63.7 µs    1,211 GB/s   29 % of memory   2.23 × v2   189 % of PyTorch
-        v4*     31.0 µs    2,489 GB/s   60 % of memory   2.05 × v3   388 % of PyTorch
 SOURCE
     reference.py.
 READ NEXT

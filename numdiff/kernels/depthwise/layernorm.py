@@ -26,11 +26,6 @@ WHY IT IS SELDOM CHOSEN
     7, hopper.py and the LayerNorm 10 and 7. More tiles would hide its waiting and show what it saves; TILES says from
     how many on, which is an estimate. A tile of hopper.py has 32 channels, so to norm there the blocks of a pixel's
     channels would have to meet in a cluster; it would save the 3 µs for which h is read, and a launch.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    depthwise_layernorm_forward, 32×32×32×128, 7×7×128, float16
-        v1*     25.0 µs    1,018 GB/s   25 % of memory
-        v2      30.8 µs      826 GB/s   20 % of memory   0.81 × v1
 LAUNCH
     v2 a block for each tile of 8 × 16 pixels: 256 threads, a warp for eight channels, then for a row of pixels; 59 KB
     of dynamic shared memory.

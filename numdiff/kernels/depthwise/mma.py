@@ -25,20 +25,6 @@ WHAT REMAINS
     cycle, some 30 cycles together; and the taps, the pixels in two rounds and the products wait for each other behind
     one barrier. On Hopper, hopper.py does without all of them.
 NOT FINITE pixels spoil the sixteen outputs of their run, not seven, as 0 · ∞ is not a number.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    depthwise_forward, 32×32×32×128, 7×7×128, float16
-        v3      16.9 µs      994 GB/s   24 % of memory   1.22 × v2   259 % of PyTorch
-    depthwise_input_gradient, 32×32×32×128, 7×7×128, float16
-        v3      16.6 µs    1,009 GB/s   24 % of memory   1.33 × v2   440 % of PyTorch
-    depthwise_weight_gradient, 32×32×32×128, 32×32×32×128, float16
-        v3      17.8 µs      944 GB/s   23 % of memory   1.90 × v2   178 % of PyTorch
-    depthwise_forward, 64×56×56×96, 7×7×96, float16
-        v3      63.9 µs    1,205 GB/s   29 % of memory   1.57 × v2   214 % of PyTorch
-    depthwise_input_gradient, 64×56×56×96, 7×7×96, float16
-        v3      63.9 µs    1,206 GB/s   29 % of memory   1.61 × v2   528 % of PyTorch
-    depthwise_weight_gradient, 64×56×56×96, 64×56×56×96, float16
-        v3      63.7 µs    1,211 GB/s   29 % of memory   2.23 × v2   189 % of PyTorch
 LAUNCH
     forward and dx: a block for each tile of 16 × 32 pixels (16 × 16 of images up to 16 wide) and slice of 16 channels,
     128 threads; a warp takes 8 of the rows and 8 of the channels; 32 KB of shared memory.

@@ -5,14 +5,6 @@ MATHEMATICS, SHAPES
 VERSIONS
     v1 naive: one thread an output, which reads kernel² pixels and as many weights. The weight gradient: one thread a
        weight, which reads all images.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    depthwise_forward, 32×32×32×128, 7×7×128, float16
-        v1       444 µs     37.8 GB/s    1 % of memory    10 % of PyTorch
-    depthwise_input_gradient, 32×32×32×128, 7×7×128, float16
-        v1       469 µs     35.8 GB/s    1 % of memory    16 % of PyTorch
-    depthwise_weight_gradient, 32×32×32×128, 32×32×32×128, float16
-        v1    10,620 µs     1.58 GB/s    0 % of memory     0 % of PyTorch
 LAUNCH
     256 threads a block, as many blocks as outputs or weights need.
 DETERMINISM

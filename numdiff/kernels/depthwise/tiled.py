@@ -7,20 +7,6 @@ VERSIONS
        a thread computes eight neighbouring pixels of four channels in registers, so that what it reads from shared
        memory serves up to eight outputs. The weight gradient: a warp a row of taps, whose sums stay in its registers
        while the block goes from tile to tile.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    depthwise_forward, 32×32×32×128, 7×7×128, float16
-        v2      20.7 µs      811 GB/s   20 % of memory   21.4 × v1   211 % of PyTorch
-    depthwise_input_gradient, 32×32×32×128, 7×7×128, float16
-        v2      22.1 µs      761 GB/s   18 % of memory   21.3 × v1   332 % of PyTorch
-    depthwise_weight_gradient, 32×32×32×128, 32×32×32×128, float16
-        v2      33.9 µs      497 GB/s   12 % of memory    313 × v1    94 % of PyTorch
-    depthwise_forward, 64×56×56×96, 7×7×96, float16
-        v2       100 µs      770 GB/s   19 % of memory   136 % of PyTorch
-    depthwise_input_gradient, 64×56×56×96, 7×7×96, float16
-        v2       103 µs      749 GB/s   18 % of memory   328 % of PyTorch
-    depthwise_weight_gradient, 64×56×56×96, 64×56×56×96, float16
-        v2       142 µs      543 GB/s   13 % of memory    85 % of PyTorch
 LAUNCH
     forward and dx: a block for each tile of 16 × 16 pixels (8 × 8 of small images) and slice of 32 channels (16 in
     float32): 256 threads (128); 39 KB of shared memory for 7 × 7 taps. dweight: blocks of `kernel` warps, each with a

@@ -16,14 +16,6 @@ SHAPES
     begin (1,) uint32; t (K · R,) float32; ahead (K, n), source (K, m) and row (n,) of one dtype, float32 or float16
 VERSIONS
     place, take: v1 naive: one thread an element; v2 vectorised: one thread 16 bytes.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    place, 50×442368, 50×36864, float16
-        v1      10.1 µs      727 GB/s   18 % of memory
-        v2*     2.21 µs    3,334 GB/s   81 % of memory   4.58 × v1
-    take, 50×442368, 1, float16
-        v1      2.29 µs      771 GB/s   19 % of memory
-        v2*     1.46 µs    1,213 GB/s   30 % of memory   1.57 × v1
 LAUNCH
     ceil(n / 256) blocks of 256 threads; v2 of as many vectors.
 DETERMINISM

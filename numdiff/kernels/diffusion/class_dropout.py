@@ -8,10 +8,6 @@ SHAPES
     labels, y (B,) int32; step (1,) uint32; samples (B,) uint32, the samples' numbers in the run
 VERSIONS
     v1 one thread a label.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    class_dropout_forward, 64, 1, float32
-        *       1.24 µs     0.62 GB/s    0 % of memory
 LAUNCH
     ceil(B / 256) blocks of 256 threads.
 DETERMINISM

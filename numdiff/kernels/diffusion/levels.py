@@ -20,10 +20,6 @@ SHAPES
     0 … B-1, where an image's numbers are in each of the six
 VERSIONS
     v1 one thread an image.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    levels_forward, 1, 32, float32
-        *       1.29 µs     0.80 GB/s    0 % of memory
 LAUNCH
     ceil(B / 256) blocks of 256 threads.
 DETERMINISM

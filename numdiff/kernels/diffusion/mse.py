@@ -10,14 +10,6 @@ SHAPES
 VERSIONS
     v1 naive: one element a step; finds its place in the prediction by a division.
     v2 vectorised: where Cp = C: both arrays are one row of equal length, read four elements at a time.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    mse_forward, 32×64×64×3, 32×64×64×3, float32
-        v1      4.50 µs      700 GB/s   17 % of memory
-        v2*     4.06 µs      775 GB/s   19 % of memory   1.11 × v1
-    mse_backward, 32×64×64×3, 32×64×64×3, float32
-        v1      2.38 µs    1,982 GB/s   48 % of memory
-        v2*     1.72 µs    2,751 GB/s   67 % of memory   1.39 × v1
 LAUNCH
     loss: at most 512 blocks of 256 threads, then one block; 1 KiB of shared memory.
     gradient: v1 one thread an element, v2 one thread four.

@@ -11,14 +11,6 @@ VERSIONS
     v1 naive: one thread an element.
     v2 vectorised: one thread four elements of one sample, by 16-byte loads and stores; they share the division that
        finds it.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    q_sample_forward, 32×64×64×3, 32×64×64×3, float32
-        v1      2.62 µs    1,801 GB/s   44 % of memory
-        v2*     1.93 µs    2,443 GB/s   60 % of memory   1.36 × v1
-    weigh_forward, 32×64×64×3, 32, float32
-        v1      2.19 µs    1,441 GB/s   35 % of memory
-        v2*     1.55 µs    2,036 GB/s   50 % of memory   1.41 × v1
 LAUNCH, DETERMINISM
     as fuse/
 COST

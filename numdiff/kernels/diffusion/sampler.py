@@ -19,14 +19,6 @@ SHAPES
 VERSIONS
     v1 naive: one thread an element.
     v2 vectorised: combine, estimate_x_0 and model_input, one thread four elements, by 16-byte loads and stores.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    estimate_x_0, 32×64×64×3, 32×64×64×3, float32
-        v1      2.30 µs    2,055 GB/s   50 % of memory
-        v2*     1.83 µs    2,582 GB/s   63 % of memory   1.26 × v1
-    model_input, 32×64×64×3, 32, float32
-        v1      2.33 µs    1,352 GB/s   33 % of memory
-        v2*     1.52 µs    2,066 GB/s   50 % of memory   1.53 × v1
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
 DETERMINISM

@@ -20,14 +20,6 @@ SHAPES
 VERSIONS
     v1 naive: one element of the target a step; finds its place in the prediction by divisions.
     v2 vectorised: four channels of a pixel at a time, by 16-byte loads and stores (C a multiple of 4, as latents have).
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    hybrid_loss_forward, 64×32×32×8, 64×32×32×4, float32
-        v1      6.45 µs      653 GB/s   16 % of memory
-        v2*     5.24 µs      803 GB/s   20 % of memory   1.23 × v1
-    hybrid_loss_backward, 64×32×32×8, 64×32×32×4, float32
-        v1      3.18 µs    1,984 GB/s   48 % of memory
-        v2*     2.88 µs    2,189 GB/s   53 % of memory   1.10 × v1
 LAUNCH
     loss: at most 512 blocks of 256 threads, then one block; 1 KiB of shared memory.
     gradient: v1 one thread an element of the target, v2 one thread four.

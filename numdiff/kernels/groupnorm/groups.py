@@ -6,12 +6,6 @@ VERSIONS
     v1 block-per-group: two passes for mean and variance, a third to normalise. But a group of C/G = 2 to 16 channels is
        only 8 to 64 bytes at each pixel: the memory delivers whole sectors of 32 bytes, whose rest another block fetches
        again.
-MEASURED
-    NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files
-    groupnorm_forward, 32×64×64×64, 64, silu, float16
-        v1       162 µs      207 GB/s    7 % of memory    69 % of PyTorch
-    groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v1       231 µs      218 GB/s    7 % of memory
 LAUNCH
     grid (G, B), 256 threads, 1 KiB of shared memory; backward 2 KiB
 DETERMINISM

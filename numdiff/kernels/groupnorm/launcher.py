@@ -13,18 +13,6 @@ VERSIONS
     v4 known-statistics: forward, where a convolution left the statistics beside its float16 result: reads and writes
        in turn (normalise.py).
     Arrays of the host: cpu.py.
-MEASURED
-    NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    groupnorm_forward, 32×64×64×64, 64, silu, float16
-        v1       162 µs      207 GB/s    7 % of memory    69 % of PyTorch
-        v2      34.2 µs      983 GB/s   33 % of memory   4.74 × v1   325 % of PyTorch
-        v3*     15.7 µs    2,141 GB/s   73 % of memory   2.18 × v2   709 % of PyTorch
-    groupnorm_forward, 32×64×64×64, 64, silu, float16 (statistics known)
-        v4*     14.1 µs    2,423 GB/s   83 % of memory   802 % of PyTorch
-    groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v1       231 µs      218 GB/s    7 % of memory
-        v2      61.4 µs      820 GB/s   28 % of memory   3.76 × v1
-        v3*     27.9 µs    1,804 GB/s   61 % of memory   2.20 × v2
 DETERMINISM
     no atomics on numbers: sums of threads, chunks, groups and samples are added in an order that the shape and the
     size of the device decide.

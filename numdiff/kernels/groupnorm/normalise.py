@@ -15,10 +15,6 @@ STATISTICS
     The first chunk's mean is subtracted before numbers are summed, so that one sweep is enough and little cancels (as
     in rung 2). An upsampled image, each pixel four times, has the statistics of the small one. Each part of a `Pair`
     has statistics of its own.
-MEASURED
-    NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    groupnorm_forward, 32×64×64×64, 64, silu, float16 (statistics known)
-        v4*     14.1 µs    2,423 GB/s   83 % of memory   802 % of PyTorch
 LAUNCH
     grid (pixels / (turns · rows), B), block (C / 8, rows): whole warps. A thread keeps eight channels, as in rung 3.
     Dynamic shared memory: two floats for each thread, channel and group.

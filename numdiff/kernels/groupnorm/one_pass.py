@@ -17,10 +17,6 @@ TWO ARRAYS AS ONE
     connection joins. The seam is a multiple of 8, so all channels of a thread are in one of the two, which it chooses
     once, at the start; a group may have channels of both. A single array is passed as the Pair of itself and itself,
     with the seam at C.
-MEASURED
-    NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    groupnorm_forward, 32×64×64×64, 64, silu, float32
-        v3*     50.9 µs    1,318 GB/s   45 % of memory   0.99 × v2   288 % of PyTorch
 LAUNCH
     grid (C / tile, B), block (tile / 8, rows): whole warps, up to 512 threads. Dynamic shared memory: the sums of all
     threads (32 bytes each, backward 64), then pixels. `choose_plan` forecasts the time of every tile and takes the

@@ -23,10 +23,6 @@ WHAT IS NEW, AND WHY IT PAYS
     The mean is part of the shift: z = x · scale + shift, and the sums are of g · x, from which a thread takes away mean
     · Σg once it has seen its pixels, a few dozen. The error, 2⁻²⁴ of x, is far below the 2⁻¹¹ of float16 itself.
     dx is two products: g · scale + (x · slope + offset), where slope and offset contain both averages and the mean.
-MEASURED
-    NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    groupnorm_backward, 32×64×64×64, 32×64×64×64, silu, float16
-        v3*     27.9 µs    1,804 GB/s   61 % of memory   2.20 × v2
 LAUNCH
     grid (C / tile, B, blocks of a cluster); a block has parts · team warps: warp w has part w % parts, and of each turn
     the PIXELS pixels number w // parts. Dynamic shared memory: 8 bytes for each warp and channel of a part, half of it

@@ -10,10 +10,6 @@ WHAT IS NEW, AND WHY IT PAYS
     Copies are issued AHEAD turns ahead, not all at once: so a warp issues few before its first sum.
 TILE
     A part, or as many as make whole groups (warp_sums.py); all pixels are kept in shared memory.
-MEASURED
-    NVIDIA H100 80GB HBM3, 2026-11-27, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    groupnorm_forward, 32×64×64×64, 64, silu, float16
-        v3*     15.7 µs    2,141 GB/s   73 % of memory   2.18 × v2   709 % of PyTorch
 LAUNCH
     grid (C / tile, B, blocks of a cluster), parts · team warps. Dynamic shared memory: 8 bytes a warp for each channel
     of a part, 8 for each channel of several parts, 8 more for each in a cluster, 4 for each channel, then the pixels.

@@ -21,18 +21,6 @@
     pair.py                 products of two arrays that are read as one
     symmetric.py            products whose results are symmetric
 
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    matmul_forward, 2048×2048, 2048×2048, float32
-        v1    11,869 µs  1.45 TFLOP/s    2 % of arithmetic     3 % of cuBLAS
-        v2     2,816 µs  6.10 TFLOP/s    9 % of arithmetic   4.21 × v1    12 % of cuBLAS
-        v3     1,762 µs  9.75 TFLOP/s   15 % of arithmetic   1.60 × v2    19 % of cuBLAS
-        v4*      391 µs  44.0 TFLOP/s   66 % of arithmetic   4.51 × v3    88 % of cuBLAS
-    matmul_forward, 8192×8192, 8192×8192, tf32
-        v5*    7,354 µs   150 TFLOP/s   30 % of arithmetic    39 % of cuBLAS
-    matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
-        v5     3,859 µs   285 TFLOP/s   29 % of arithmetic    43 % of cuBLAS
-        v6*    1,651 µs   666 TFLOP/s   67 % of arithmetic   2.34 × v5   100 % of cuBLAS
 SOURCE
     the tiling by levels of memory: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS
     34 (2008), section 4; on GPUs: Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008.

@@ -11,11 +11,6 @@ VERSIONS
     v2  coalesced: `column, row = cuda.grid(2)`. The 32 threads are 32 columns of a row: they ask for one number of A,
         which all of them get, and for 32 neighbours of B, one line of 128 bytes. They write one line, too.
     The arithmetic is the same, and so are its bits.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    matmul_first_forward, 2048×2048, 2048×2048, float32
-        v1    34,441 µs  0.50 TFLOP/s    1 % of arithmetic     1 % of cuBLAS
-        v2*   10,517 µs  1.63 TFLOP/s    2 % of arithmetic   3.27 × v1     3 % of cuBLAS
 WHAT A GPU SEES
     A warp's 32 loads are one request. It costs as many transactions as pieces of 32 bytes that it touches. In the
     emulator `numdiff kernels check matmul_first --counts` counts them: on a small problem 7.1 for a request that loads

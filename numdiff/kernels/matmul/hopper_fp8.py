@@ -25,22 +25,6 @@ WHAT REMAINS
     that share what they fetch (PAIRS in hopper/producer.py) would help.
 VERSIONS
     one, in tiles of 128 × 64, 128, 192 and, without promotion, 256
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    matmul_fp8_forward, 8192×8192, 8192×8192, float32
-        *        877 µs 1,254 TFLOP/s   63 % of arithmetic   101 % of cuBLAS
-    matmul_fp8_forward, 8192×8192, 8192×8192, float32 (not promoted)
-        *        824 µs 1,335 TFLOP/s   67 % of arithmetic   104 % of cuBLAS
-    matmul_fp8_gradient, 3072×16384, 768×16384, float32
-        *       77.0 µs 1,004 TFLOP/s   51 % of arithmetic
-    matmul_fp8_gelu_forward, 16384×768, 3072×768, float32 (to float16)
-        *        110 µs    1,973 GB/s   48 % of memory
-    matmul_fp8_gelu_backward, 16384×768, 3072×768, float32 (to float16)
-        *        115 µs    1,881 GB/s   46 % of memory
-    matmul_fp8_gelu_forward, 16384×768, 3072×768, float32 (to E4M3)
-        *        126 µs    1,322 GB/s   32 % of memory
-    matmul_fp8_gelu_backward, 16384×768, 3072×768, float32 (to E4M3)
-        *        130 µs    1,273 GB/s   31 % of memory
 LAUNCH
     as hopper/kernel.py: grid min(tiles, multiprocessors); 384 threads; its shared memory and registers
 NEEDS

@@ -18,10 +18,6 @@ EPILOGUE
     that each warp has to itself, so that four lanes write 64 neighbouring bytes. float32: pairs of lanes exchange
     halves and write 16 bytes each; a slice of a split K writes its partial sums in this way, too, and
     ../second_pass.py adds them up; with a factor or a bias `add_partials_kernel`.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
-        v5     3,859 µs   285 TFLOP/s   29 % of arithmetic    43 % of cuBLAS
 LAUNCH
     grid (tiles of C, slices of K, batch), 256 or 128 threads, 48 or 24 KiB of shared memory: two blocks of 256 on a
     multiprocessor that has 100 KiB.

@@ -15,10 +15,6 @@ WHICH 4 × 4
 REGISTERS
     The accumulators are tuples, not a `cuda.local.array`: an array could land in memory if the compiler left any loop
     over it in place; a tuple's elements can only be named one by one, so they are registers.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    matmul_forward, 2048×2048, 2048×2048, float32
-        v3     1,762 µs  9.75 TFLOP/s   15 % of arithmetic   1.60 × v2    19 % of cuBLAS
 LAUNCH
     grid (ceil(M / 64) · ceil(N / 64), inner, outer), blocks of 256 threads; 8 KiB of shared memory. This is the rung
     for operands that cannot be read 16 bytes at a time, such as the rows of 27 of a first 3 × 3 convolution.

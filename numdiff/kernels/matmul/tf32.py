@@ -21,10 +21,6 @@ TILES IN SHARED MEMORY, and how fragments of 32 bits come out of them
 EPILOGUE
     Of fragments 2J and 2J + 1 of accumulators, a lane has columns 4x … 4x + 3 of 16·J …, in rows 2g and 2g + 1: each
     four are written as 16 bytes. alpha · sum + bias + `added` (the residual, or what C held).
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    matmul_forward, 8192×8192, 8192×8192, tf32
-        v5*    7,354 µs   150 TFLOP/s   30 % of arithmetic    39 % of cuBLAS
 LAUNCH
     grid (tiles of C, slices of K or inner batch, outer batch), 128 threads, 24 to 48 KiB of shared memory in three
     stages. Two blocks of 128 × 128 share a multiprocessor. A sum over K in slices: partial sums, and `add_partials`.

@@ -25,10 +25,6 @@ TILES IN SHARED MEMORY
 BLOCK TILES
     128 × 128 for large products, 128 × 64 and 64 × 64 where the result is small or N is 64: see choice.py. A block
     has one thread for every 64 outputs: 256, 128 or 64.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    matmul_forward, 2048×2048, 2048×2048, float32
-        v4*      391 µs  44.0 TFLOP/s   66 % of arithmetic   4.51 × v3    88 % of cuBLAS
 LAUNCH
     grid (tiles of C, inner, outer). Shared memory 16.5, 12.5 or 8.5 KiB. About 128 registers a thread let two,
     four or eight blocks live on a multiprocessor: while one waits at its barrier, the others multiply.

@@ -19,16 +19,6 @@ VERSIONS
        own.
     v3 fused: v2 with both in the same pass: 38 n bytes where three kernels move 46 n.
     Of some ranges of the buffer alone, where muon.py updates the others: v3 with a block a range.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    adamw_update, 20494272, 20494272, float32
-        v1       157 µs    3,644 GB/s   89 % of memory
-        v2       139 µs    4,119 GB/s  100 % of memory   1.13 × v1
-        v3*      140 µs    4,089 GB/s  100 % of memory   0.99 × v2
-    adamw_update, 20494272, 20494272, float32 (with average and copy)
-        v1       251 µs    3,097 GB/s   76 % of memory
-        v2       232 µs    3,360 GB/s   82 % of memory   1.09 × v1
-        v3*      194 µs    4,019 GB/s   98 % of memory   1.20 × v2
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2, v3 a quarter of them; of ranges, a block each.
 DETERMINISM

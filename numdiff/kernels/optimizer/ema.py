@@ -9,11 +9,6 @@ SHAPES
     ema, weight flat (n,) float32; step (1,) uint32 = updates done before this one; gradient_norm (1,) float32
 VERSIONS
     v1 naive: one thread an element; v2 vectorised: one thread four, by 16-byte loads and stores.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    ema_update, 20494272, 20494272, float32
-        v1      80.9 µs    3,041 GB/s   74 % of memory
-        v2*     59.9 µs    4,104 GB/s  100 % of memory   1.35 × v1
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
 DETERMINISM

@@ -16,13 +16,6 @@ VERSIONS
     v2 vectorised: the same, with four elements by one 16-byte load and four running sums, so that no addition waits for
        the last.
     Of pieces: v2 with a block a piece, whose elements follow each other.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    global_norm, 20494272, float32
-        v1      33.6 µs    2,436 GB/s   59 % of memory
-        v2*     23.1 µs    3,548 GB/s   87 % of memory   1.46 × v1
-    squares_of_pieces, 20494272, 1251×2, float32
-        *       22.0 µs    3,731 GB/s   91 % of memory
 LAUNCH
     at most 512 blocks of 256 threads, or one a piece; then one block of 256; 1 KiB of shared memory.
 DETERMINISM

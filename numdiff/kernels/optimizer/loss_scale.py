@@ -16,10 +16,6 @@ SHAPES
     skipped, steps skipped in a row
 VERSIONS
     v1 one thread.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    loss_scale_update, 1, 1, float32
-        *       1.20 µs     0.02 GB/s    0 % of memory
 LAUNCH
     one block of one thread.
 DETERMINISM

@@ -22,14 +22,6 @@ STACKS OF SEVERAL SHAPES
 VERSIONS
     v1 naive: one thread an element at a time.
     v2 vectorised: four, by 16-byte loads and stores.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    muon_momentum, 28311552, 28311552, float32
-        v1       222 µs    2,812 GB/s   69 % of memory
-        v2*      158 µs    3,934 GB/s   96 % of memory   1.40 × v1
-    muon_apply, 28311552, 12×3072×768, float32
-        v1       202 µs    2,796 GB/s   68 % of memory
-        v2*      141 µs    4,003 GB/s   98 % of memory   1.43 × v1
 LAUNCH
     muon_momentum: two kernels, up to 64 blocks of 256 threads a matrix. The first updates m and sums the squares of n,
     a partial sum a block; the second sums those, makes n again and writes X. muon_apply: a thread for four elements.

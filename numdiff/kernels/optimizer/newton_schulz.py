@@ -27,12 +27,6 @@ NO PASS BETWEEN THE PRODUCTS. A product adds a `residual` with a factor of one, 
     bits.
 SHAPES
     x (batch, rows, columns) float32, or float16 with float32 sums; the result likewise
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    newton_schulz, 12×3072×768, float16
-        *        548 µs   466 TFLOP/s   47 % of arithmetic
-    newton_schulz, 48×768×768, float16
-        *      1,000 µs   435 TFLOP/s   44 % of arithmetic
 LAUNCH
     15 products where l < 2 s, else 17, each of the whole batch in one launch: for float16 wgmma, or mma.sync where 128
     does not divide the extents (wgmma's tiles must not reach into the next matrix). A transpose is a flag of the

@@ -17,11 +17,6 @@ SHAPES
 VERSIONS
     v1 naive: one thread an element of the weights, which it reads once for all K averages; v2 vectorised: one thread
     four, by 16-byte loads and stores.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    power_ema_update, 2×20494272, 20494272, float32
-        v1       213 µs    1,928 GB/s   47 % of memory
-        v2*     99.0 µs    4,139 GB/s  101 % of memory   2.15 × v1
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them.
 DETERMINISM

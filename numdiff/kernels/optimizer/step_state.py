@@ -20,10 +20,6 @@ SHAPES
     counts (3,) int32 as in loss_scale.py; table (steps, width) and row (width,) uint32, the bits of whatever numbers
 VERSIONS
     v1.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    learning_rate_forward, 1, 1, float32
-        *       1.05 µs    0.008 GB/s    0 % of memory
 LAUNCH
     one block of one thread; next row: of a warp.
 DETERMINISM

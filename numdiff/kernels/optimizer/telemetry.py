@@ -7,10 +7,6 @@ SHAPES
     (3,) as in loss_scale.py
 VERSIONS
     v1 five threads, one number each.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    telemetry_record, 1024×5, 1, float32
-        *       2.02 µs     10.2 GB/s    0 % of memory
 LAUNCH
     one block of five threads.
 DETERMINISM

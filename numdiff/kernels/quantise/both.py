@@ -13,12 +13,6 @@ SHAPES
 VERSIONS
     one, a tile of 64 × 64 at a time: words of four bytes go through shared memory, and a thread turns four of them,
     four rows of four columns, by eight byte permutations
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    quantise_both, 16384×3072, 1, float16
-        *       86.3 µs    2,333 GB/s   57 % of memory
-    columns_of, 16384×3072, 1, float32
-        *       49.3 µs    2,042 GB/s   50 % of memory
 LAUNCH
     at most PARTIALS blocks of 256 threads, each for every gridDim-th tile; 5.4 KiB of static shared memory
 DETERMINISM

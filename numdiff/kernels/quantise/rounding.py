@@ -20,10 +20,6 @@ SHAPES
     C, N and K are multiples of 16.
 VERSIONS
     one of each: 16 numbers a thread and turn, 32 bytes in and 16 out
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    quantise_forward, 16384×3072, 1, float16
-        *       41.1 µs    3,670 GB/s   89 % of memory
 LAUNCH
     quantise_forward: at most PARTIALS blocks of 256 threads. scale_update, share_largest: a block a tensor.
     quantise_weights: a block for each 64 × 64 of every matrix, two passes: the largest, then the bytes; 5 KiB of static

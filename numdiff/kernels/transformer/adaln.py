@@ -17,26 +17,6 @@ VERSIONS
     v1 block-per-row: a block a token: its threads meet in a tree in shared memory.
     v2 warp-per-row: a warp a token: shuffles instead of barriers, 16-byte loads (C a multiple of 4).
     Of each, a kernel for every norm (norms.py).
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    adaln_forward, 64×256×768, 64×768, float16
-        v1       119 µs      425 GB/s   10 % of memory
-        v2*     22.7 µs    2,236 GB/s   55 % of memory   5.26 × v1
-    adaln_backward, 64×256×768, 64×256×768, float16
-        v1       178 µs      427 GB/s   10 % of memory
-        v2*     53.5 µs    1,423 GB/s   35 % of memory   3.33 × v1
-    adaln_forward, 64×256×768, 64×768, float16 (RMSNorm)
-        v1      88.6 µs      571 GB/s   14 % of memory
-        v2*     19.0 µs    2,666 GB/s   65 % of memory   4.67 × v1
-    adaln_backward, 64×256×768, 64×256×768, float16 (RMSNorm)
-        v1       163 µs      467 GB/s   11 % of memory
-        v2*     58.6 µs    1,298 GB/s   32 % of memory   2.78 × v1
-    adaln_forward, 64×256×768, 64×768, float16 (RMSNorm, no shift)
-        v1      83.6 µs      604 GB/s   15 % of memory
-        v2*     18.2 µs    2,775 GB/s   68 % of memory   4.59 × v1
-    adaln_backward, 64×256×768, 64×256×768, float16 (RMSNorm, no shift)
-        v1       183 µs      415 GB/s   10 % of memory
-        v2*     53.7 µs    1,414 GB/s   34 % of memory   3.41 × v1
 LAUNCH
     v1 a block of 256 threads for every token, 1 or 2 KiB of shared memory; v2 256 threads for eight tokens, none.
     dshift, dscale: v1 a thread a channel of an image; v2 grid (chunks of tokens, channel tiles, B), 256 threads, 8 KiB,

@@ -8,14 +8,6 @@ SHAPES
 VERSIONS
     v1 naive: one thread an element, backward a thread a column; v2 vectorised: four columns a thread, the backward's
     sums in a tree on the way: dx is not read again for dbias (C a multiple of 4). fuse/ writes both.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    bias_gelu_forward, 64×256×3072, 3072, float16
-        v1       233 µs      865 GB/s   21 % of memory
-        v2*     86.5 µs    2,329 GB/s   57 % of memory   2.69 × v1
-    bias_gelu_backward, 64×256×3072, 64×256×3072, float16
-        v1     8,159 µs     37.0 GB/s    1 % of memory
-        v2*      135 µs    2,229 GB/s   54 % of memory   60.2 × v1
 LAUNCH, DETERMINISM
     as fuse/
 COST

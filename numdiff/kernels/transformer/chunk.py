@@ -6,10 +6,6 @@ SHAPES
     x, dx (B, n·C) float32; parts n arrays (B, C), which are slices of one array (n, B, C); n ≤ 6
 VERSIONS
     v1 one thread an element. The arrays are small, a few hundred kilobytes: there is nothing to gain by more.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    chunk_forward, 64×4608, float16
-        *       2.70 µs      656 GB/s   16 % of memory
 LAUNCH
     ceil(B · n · C / 256) blocks of 256 threads. No shared memory.
 DETERMINISM

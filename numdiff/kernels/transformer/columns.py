@@ -8,10 +8,6 @@ SHAPES
     x, dx (B, n·C) float16 or float32; partial (B, blocks, n·C) float32
 VERSIONS
     v1 a thread adds up four columns.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    columns_backward, 64×4×4608, float32
-        *       2.31 µs    2,557 GB/s   62 % of memory
 LAUNCH
     forward: none. Backward: ceil(B · n · C / 1024) blocks of 256 threads. No shared memory.
 DETERMINISM

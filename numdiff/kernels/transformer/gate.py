@@ -9,14 +9,6 @@ SHAPES
 VERSIONS
     v1 naive: one thread an element, backward a thread a channel of an image; v2 vectorised: four channels a thread, the
     backward's sums in a tree on the way (C a multiple of 4). fuse/ writes both.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    gate_forward, 64×256×768, 64×256×768, float16
-        v1      75.8 µs      998 GB/s   24 % of memory
-        v2*     25.6 µs    2,954 GB/s   72 % of memory   2.96 × v1
-    gate_backward, 64×256×768, 64×256×768, float16
-        v1       127 µs      599 GB/s   15 % of memory
-        v2*     33.0 µs    2,294 GB/s   56 % of memory   3.83 × v1
 LAUNCH, DETERMINISM
     as fuse/
 COST

@@ -11,14 +11,6 @@ VERSIONS
     v1 naive: one thread an element: finds its pixel and channel by divisions.
     v2 vectorised: one thread four elements: a patch's row, p·C elements, lies together in both arrays, so where p·C is
        a multiple of 4 sixteen bytes move at a time and the divisions are shared.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    patchify_forward, 64×32×32×4, float16
-        v1      2.78 µs      377 GB/s    9 % of memory
-        v2*     1.68 µs      623 GB/s   15 % of memory   1.65 × v1
-    unpatchify_forward, 64×256×32, float32
-        v1      4.51 µs      931 GB/s   23 % of memory
-        v2*     2.34 µs    1,790 GB/s   44 % of memory   1.92 × v1
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them. No shared memory.
 DETERMINISM

@@ -9,14 +9,6 @@ VERSIONS
     v1 naive: one thread an element of y. fuse/ writes both.
     v2 vectorised: one thread eight neighbours, 16 bytes of float16 in one instruction. (H a multiple of 8; sm_80)
     e^-a and the quotient are the hardware's approximate instructions, whose errors are float32's last bits.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    swiglu_forward, 64×256×4096, float16
-        v1       125 µs    1,605 GB/s   39 % of memory
-        v2*     48.9 µs    4,115 GB/s  100 % of memory   2.56 × v1
-    swiglu_backward, 64×256×2048, 64×256×4096, float16
-        v1       151 µs    2,217 GB/s   54 % of memory
-        v2*     80.9 µs    4,150 GB/s  101 % of memory   1.87 × v1
 LAUNCH, DETERMINISM
     as fuse/
 COST

@@ -19,10 +19,6 @@ REGISTERS decide the rest. dk and dv of 128 keys are 128 of a thread's (HS 64), 
     enough if the products of one half of the keys are complete before those of the next begin. With HS 72 it takes
     products of 32 queries, in a loop: ptxas keeps everything that two straight pieces of code share. Places in shared
     memory are counted in 16 bytes, so that half of a descriptor is a constant.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    flash_attention_backward, 64×256×768, 64×256×2304, heads 12, float16
-        v5*     97.9 µs    2,064 GB/s   50 % of memory   1.85 × v3   182 % of PyTorch
 LAUNCH
     grid min(units, multiprocessors), 384 threads; dynamic shared memory, KiB: two buffers of k and v, dSᵀ, three stages
     of q and dy (two for HS 72), y: for HS 32, 64, 72: 127, 219, 224. Compiled for 168 registers a thread, of which the

@@ -31,27 +31,6 @@ VERSIONS
        dW and db
     v3 product: forward only; S by a product of zeros and ones with H, so that the forward reads k and v alone: what
        runs from 65 blocks on; an H200, T 16,384: 273 instead of 291 µs with top-k 5 %, 771 instead of 929 with 20 %
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    sla_forward, 1×4096×2304, 64×64, heads 12, float16
-        v1     1,032 µs     31.1 GB/s    1 % of memory    11 % of PyTorch
-        v2*     49.5 µs      648 GB/s   16 % of memory   20.9 × v1   226 % of PyTorch
-        v3      53.1 µs      603 GB/s   15 % of memory   0.93 × v2   211 % of PyTorch
-    sla_backward, 1×4096×768, 1×4096×2304, heads 12, float16
-        v1     3,684 µs     15.5 GB/s    0 % of memory     8 % of PyTorch
-        v2*      121 µs      475 GB/s   12 % of memory   30.5 × v1   253 % of PyTorch
-    sla_forward, 1×16384×2304, 64×64, heads 12, float16
-        v2       316 µs   138 TFLOP/s   14 % of arithmetic   589 % of PyTorch
-        v3*      291 µs   150 TFLOP/s   15 % of arithmetic   1.09 × v2   640 % of PyTorch
-    sla_backward, 1×16384×768, 1×16384×2304, heads 12, float16
-        v2*      823 µs   131 TFLOP/s   13 % of arithmetic   573 % of PyTorch
-    sla_forward, 1×4096×3456, 72×72, heads 16, float16
-        v1     1,979 µs     24.9 GB/s    1 % of memory    11 % of PyTorch
-        v2*     86.2 µs      571 GB/s   14 % of memory   23.0 × v1   246 % of PyTorch
-        v3      91.5 µs      538 GB/s   13 % of memory   0.94 × v2   232 % of PyTorch
-    sla_backward, 1×4096×1152, 1×4096×3456, heads 16, float16
-        v1     6,296 µs     13.8 GB/s    0 % of memory    10 % of PyTorch
-        v2*      185 µs      469 GB/s   11 % of memory   34.0 × v1   337 % of PyTorch
 COST
     4 · B · C · T · (64 · count) FLOPs forward and 10 backward for `count` of N = T / 64 blocks, instead of as many with
     T; and 6 and 14 · B · T · C · HS for the linear part: as much as 2 blocks. H, S and A are HS² numbers a block of

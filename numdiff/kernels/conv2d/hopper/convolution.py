@@ -20,15 +20,6 @@ VERSIONS
         cross from L2, where v5 moves them 3.4 times and a box for each tap 9 times. A tap's matrix may begin at any row
         of 128 bytes, because TMA and wgmma both swizzle by the bits of the address.
     The kernels are the same; their arguments say which.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    conv2d_forward, 32×64×64×64, 64×3×3×64, float16
-        v6*     21.0 µs   459 TFLOP/s   46 % of arithmetic   3.52 × v4   138 % of cuDNN
-    conv2d_input_gradient, 32×64×64×64, 64×3×3×64, float16
-        v5      23.9 µs   404 TFLOP/s   41 % of arithmetic   3.25 × v4   128 % of cuDNN
-        v6*     21.1 µs   459 TFLOP/s   46 % of arithmetic   1.14 × v5   145 % of cuDNN
-    conv2d_forward, 32×32×32×256, 256×3×3×256, float16
-        v6*     55.8 µs   693 TFLOP/s   70 % of arithmetic   102 % of cuDNN
 WHO DOES WHAT  (384 threads: three warpgroups)
     warp 0 asks for boxes of pixels      one stage for each block of channels (v6), or column of taps (v5)
     warp 3 asks for the weight           one stage a tap, or a column of three (kernels of their own: a third of the

@@ -9,11 +9,6 @@ SHAPES
 VERSIONS
     v5 hopper-columns, v6 hopper: x comes in a box for each column of taps, or in one with its whole halo (boxes.py).
     All nine taps of a 3 × 3 kernel read the same boxes: dy crosses from L2 once for nine products, x 1.27 times.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    conv2d_weight_gradient, 32×32×32×128, 32×32×32×128, float16 (1 × 1 taps)
-        v5      27.5 µs      615 GB/s   15 % of memory    32 % of cuDNN
-        v6*     27.6 µs      613 GB/s   15 % of memory   1.00 × v5    32 % of cuDNN
 WHO DOES WHAT  (512 threads: four warpgroups)
     warp 0 asks for boxes of dy and x           one stage for each group of 128 or 256 pixels
     warps 1, 2 sum 32 of dy's columns each      while the boxes lie there anyway, for dbias

@@ -29,11 +29,6 @@ WHO DOES WHAT  (512 threads: four warpgroups)
     warpgroups 1, 2, 3 multiply a column of three taps each, by the whole chunk before they wait
     then, in a cluster                          they write their sums to shared memory, and after a barrier add up the
                                                 block's share; warp 1 of the first block dbias
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, float16
-        v5      27.7 µs   349 TFLOP/s   35 % of arithmetic   3.31 × v4   131 % of cuDNN
-        v6*     26.9 µs   360 TFLOP/s   36 % of arithmetic   1.03 × v5   135 % of cuDNN
 LAUNCH
     grid (tiles of CW channels of x, of 64 of dy, parts), cluster (1, 1, blocks): the pixels are shared among `parts`
     blocks, neighbours along z are a cluster. Where there is more than one cluster a tile, or an image's sums for

@@ -7,13 +7,6 @@ The models run ../hopper/, which handles every shape; here its ideas come one at
 
 VERSIONS
     v1 shifted-boxes, v2 halo: the levels.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    conv2d_level_forward, 32×32×32×256, 256×3×3×256, float16
-        v1      96.2 µs   402 TFLOP/s   41 % of arithmetic    61 % of cuDNN
-        v2*     72.5 µs   533 TFLOP/s   54 % of arithmetic   1.33 × v1    80 % of cuDNN
-    conv2d_forward, 32×32×32×256, 256×3×3×256, float16
-        v6*     55.8 µs   693 TFLOP/s   70 % of arithmetic   102 % of cuDNN
 COST
     x and weight read once and y written once; 2 · 9 · C FLOPs for each of B · H · W · N results.
 """

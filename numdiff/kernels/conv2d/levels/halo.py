@@ -13,10 +13,6 @@ WHY IT PAYS
 WHAT REMAINS
     ../hopper/ adds tiles for other images and channels, three taps a stage, persistence, a TMA store of the results
     with bias and residual, the input gradient, and statistics for the GroupNorm that follows.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    conv2d_level_forward, 32×32×32×256, 256×3×3×256, float16
-        v2*     72.5 µs   533 TFLOP/s   54 % of arithmetic   1.33 × v1    80 % of cuDNN
 LAUNCH
     as level 1; 142 KiB of dynamic shared memory.
 SOURCE

@@ -12,10 +12,6 @@ WHAT IS NEW, compared with ../../matmul/levels/producer_consumer.py
 THE ROWS OF A TILE are its pixels, one image row after the other: 64 of them, 8 × 8 pixels, for each consumer.
 WHAT REMAINS
     Each pixel crosses from the L2 cache to shared memory nine times, and for each tile all of its weights cross once.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    conv2d_level_forward, 32×32×32×256, 256×3×3×256, float16
-        v1      96.2 µs   402 TFLOP/s   41 % of arithmetic    61 % of cuDNN
 LAUNCH
     grid (N / 128, B · H / 16 · W / 8), 384 threads, 128 KiB of dynamic shared memory; H, W, C, N multiples of 16, 8,
     64, 128.

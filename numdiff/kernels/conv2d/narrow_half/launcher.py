@@ -6,16 +6,6 @@ SHAPES
 VERSIONS
     v3 narrow: of ../launcher.py for float16, by mma.sync: sm_80 and later. Nothing of the wide side passes through
     shared memory; the files say how each pass does it.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    conv2d_forward, 32×64×64×3, 64×3×3×3, float16
-        v3*     14.4 µs    1,217 GB/s   30 % of memory   146 % of cuDNN
-    conv2d_forward, 32×64×64×64, 3×3×3×64, float16
-        v3*     14.2 µs    1,234 GB/s   30 % of memory   229 % of cuDNN
-    conv2d_input_gradient, 32×64×64×3, 3×3×3×64, float16
-        v3*     14.4 µs    1,224 GB/s   30 % of memory   195 % of cuDNN
-    conv2d_weight_gradient, 32×64×64×3, 32×64×64×64, float16
-        v3*     15.3 µs    1,152 GB/s   28 % of memory   299 % of cuDNN
 DETERMINISM
     a fixed order in each warp; the gradient's warps are added in a fixed order, and then its blocks.
 COST

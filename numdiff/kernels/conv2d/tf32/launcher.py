@@ -4,12 +4,6 @@ SHAPES
     as in ../direct.py; all float32, C and N multiples of 4
 VERSIONS
     v4 tf32: of ../launcher.py in float32, which runs where the device's switch `tf32` is on.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    conv2d_forward, 32×64×64×64, 64×3×3×64, tf32
-        v4*     73.9 µs   131 TFLOP/s   26 % of arithmetic    85 % of cuDNN
-    conv2d_weight_gradient, 32×64×64×64, 32×64×64×64, tf32
-        v4*      116 µs  83.5 TFLOP/s   17 % of arithmetic    94 % of cuDNN
 ACCURACY
     as ../../matmul/tf32.py: about 3e-4 in the 2-norm; the tests hold it below 5e-4.
 DETERMINISM

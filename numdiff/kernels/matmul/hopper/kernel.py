@@ -33,10 +33,6 @@ WHAT ONE TEXT SERVES, each explained where it is done
     weights at equal distances in memory     ../stack.py
     several products in one launch           group_schedule.py, ../group.py
     operands of 8 bits                       ../hopper_fp8.py
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
-        v6*    1,651 µs   666 TFLOP/s   67 % of arithmetic   2.34 × v5   100 % of cuBLAS
 LAUNCH
     grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory, or
     65536 beside TWO_TILES_STAGES stages. The kernel is compiled for 168 registers a thread; the producer gives back all

@@ -16,16 +16,6 @@ VERSIONS
     v1 one-tile, v2 double-buffered, v3 warp-specialised, v4 persistent, v5 tma-store: the levels.
     Each operation below was measured alternating with its own cuBLAS call. cuBLAS reached 721 TFLOP/s in the first run
     and 666 in the second, so 97 % of the one is more than 100 % of the other; presumably the card's clock differed.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    matmul_level_forward, 8192×8192, 8192×8192, float16
-        v1     9,266 µs   119 TFLOP/s   12 % of arithmetic    16 % of cuBLAS
-        v2     3,016 µs   365 TFLOP/s   37 % of arithmetic   3.07 × v1    50 % of cuBLAS
-        v3     1,704 µs   645 TFLOP/s   65 % of arithmetic   1.77 × v2    89 % of cuBLAS
-        v4     1,593 µs   690 TFLOP/s   70 % of arithmetic   1.07 × v3    95 % of cuBLAS
-        v5*    1,572 µs   699 TFLOP/s   71 % of arithmetic   1.01 × v4    97 % of cuBLAS
-    matmul_forward, 8192×8192, 8192×8192, transpose_b, float16
-        v6*    1,651 µs   666 TFLOP/s   67 % of arithmetic   2.34 × v5   100 % of cuBLAS
 COST
     A and B read once and C written once, 2 · M · N · K FLOPs: arithmetic is the roof.
 SOURCE

@@ -15,10 +15,6 @@ WHY IT PAYS
 WHAT REMAINS
     The same threads ask for tiles and multiply them. So all 128 meet at a barrier after each step, before its tiles may
     be overwritten, and meanwhile the tensor cores are idle.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    matmul_level_forward, 8192×8192, 8192×8192, float16
-        v2     3,016 µs   365 TFLOP/s   37 % of arithmetic   3.07 × v1    50 % of cuBLAS
 LAUNCH
     grid (N / 256, M / 64), 128 threads, 80 KiB of dynamic shared memory; M, N, K multiples of 64, 256, 64.
 SOURCE

@@ -19,10 +19,6 @@ A STEP OF 64 ALONG k
     to do so when the kernel is compiled.
 WHAT REMAINS
     While the threads load, the tensor cores wait, and vice versa; and every number passes through a register.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    matmul_level_forward, 8192×8192, 8192×8192, float16
-        v1     9,266 µs   119 TFLOP/s   12 % of arithmetic    16 % of cuBLAS
 LAUNCH
     grid (N / 256, M / 64), 128 threads, 40 KiB of dynamic shared memory; M, N, K multiples of 64, 256, 64.
 SOURCE

@@ -19,10 +19,6 @@ STAGE AND PARITY
 WHAT REMAINS
     A block ends with its tile: while it writes the results, the tensor cores are idle, and the next block begins with
     empty stages.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files
-    matmul_level_forward, 8192×8192, 8192×8192, float16
-        v3     1,704 µs   645 TFLOP/s   65 % of arithmetic   1.77 × v2    89 % of cuBLAS
 LAUNCH
     grid (N / 256, M / 128), 384 threads, 192 KiB of dynamic shared memory; M, N, K multiples of 128, 256, 64.
 SOURCE

@@ -9,10 +9,6 @@ WHY IT PAYS
     address in C; and while TMA copies, the consumers go on.
 WHAT REMAINS
     ../hopper/ adds other tiles, split K, transposed operands, edges, and bias, residual and GELU in the epilogue.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    matmul_level_forward, 8192×8192, 8192×8192, float16
-        v5*    1,572 µs   699 TFLOP/s   71 % of arithmetic   1.01 × v4    97 % of cuBLAS
 LAUNCH
     as level 4, with 208 KiB of dynamic shared memory.
 SOURCE

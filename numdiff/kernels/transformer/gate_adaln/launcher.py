@@ -4,45 +4,6 @@ VERSIONS
     v1 unfused: the kernels of ../gate.py and ../adaln.py, one after the other, and an addition.
     v2 fused: one kernel each way (forward.py, backward.py). C a multiple of 8, up to 1280; sm_80. For layers in FP8 y
        and dh are rounded to E4M3 there, with the bits of ../../quantise/.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    gate_adaln_forward, 64×256×768, 64×256×768, float16
-        v1      48.0 µs    2,107 GB/s   51 % of memory
-        v2*     28.0 µs    3,614 GB/s   87 % of memory   1.71 × v1
-    gate_adaln_backward, 64×256×768, 64×256×768, float16
-        v1       106 µs    1,438 GB/s   35 % of memory
-        v2*     69.6 µs    2,184 GB/s   53 % of memory   1.52 × v1
-    gate_adaln_backward, 64×256×768, 64×256×768, float16 (of x)
-        v1       132 µs    1,152 GB/s   28 % of memory
-        v2*     69.7 µs    2,180 GB/s   53 % of memory   1.89 × v1
-    gate_adaln_forward, 64×256×768, 64×256×768, float16 (to E4M3)
-        v2*     27.2 µs    3,253 GB/s   79 % of memory
-    gate_adaln_backward, 64×256×768, 64×256×768, float16 (to E4M3)
-        v2*     66.7 µs    2,091 GB/s   51 % of memory
-    gate_adaln_forward, 64×256×768, 64×256×768, float16 (RMSNorm)
-        v1      44.2 µs    2,284 GB/s   55 % of memory
-        v2*     28.7 µs    3,515 GB/s   85 % of memory   1.54 × v1
-    gate_adaln_backward, 64×256×768, 64×256×768, float16 (RMSNorm)
-        v1       111 µs    1,370 GB/s   33 % of memory
-        v2*     72.5 µs    2,095 GB/s   51 % of memory   1.53 × v1
-    gate_adaln_forward, 64×256×768, 64×768, float16 (RMSNorm, no gate)
-        v1      18.8 µs    2,697 GB/s   65 % of memory
-        v2*     16.1 µs    3,138 GB/s   76 % of memory   1.16 × v1
-    gate_adaln_backward, 64×256×768, 64×256×768, float16 (RMSNorm, no gate)
-        v1      77.9 µs    1,301 GB/s   32 % of memory
-        v2*     50.9 µs    1,991 GB/s   49 % of memory   1.53 × v1
-    gate_adaln_forward, 64×256×768, 64×256×768, float16 (RMSNorm, no shift)
-        v1      42.9 µs    2,354 GB/s   57 % of memory
-        v2*     30.5 µs    3,308 GB/s   80 % of memory   1.41 × v1
-    gate_adaln_backward, 64×256×768, 64×256×768, float16 (RMSNorm, no shift)
-        v1       107 µs    1,418 GB/s   35 % of memory
-        v2*     64.4 µs    2,354 GB/s   57 % of memory   1.66 × v1
-    gate_adaln_forward, 64×256×768, 64×768, float16 (RMSNorm, no shift, no gate)
-        v1      17.8 µs    2,838 GB/s   68 % of memory
-        v2*     15.3 µs    3,296 GB/s   80 % of memory   1.16 × v1
-    gate_adaln_backward, 64×256×768, 64×256×768, float16 (RMSNorm, no shift, no gate)
-        v1      73.2 µs    1,379 GB/s   34 % of memory
-        v2*     42.3 µs    2,388 GB/s   58 % of memory   1.73 × v1
 DETERMINISM
     no atomics: a warp adds its tokens in order, a block its warps in order, and ../columns.py (of dweight: reduce.py)
     the blocks. What is added to what depends on the shape and on the GPU's multiprocessors.

@@ -4,17 +4,6 @@ VERSIONS
     v1 naive: one thread a head (naive.py).
     v2 fused: HS / 8 lanes of a warp a head, the next of it on its way; one kernel each way (fused.py). HS a multiple of
        8, at most 128; sm_80.
-MEASURED
-    NVIDIA H200, 2026-11-26, PyTorch 2.11.0: numdiff bench kernels --of files; * is the launcher's choice
-    qk_norm_rope_forward, 64×256×2304, 64, heads 12, float16 (training)
-        v1       988 µs      153 GB/s    4 % of memory
-        v2*     42.9 µs    3,521 GB/s   85 % of memory   23.0 × v1
-    qk_norm_rope_forward, 64×256×2304, 64, heads 12, float16
-        v1       458 µs      220 GB/s    5 % of memory
-        v2*     29.6 µs    3,404 GB/s   82 % of memory   15.5 × v1
-    qk_norm_rope_backward, 64×256×2304, 64×256×1536, heads 12, float16
-        v1    15,826 µs     9.55 GB/s    0 % of memory
-        v2*     45.4 µs    3,331 GB/s   80 % of memory    349 × v1
 LAUNCH
     `choose_chunk` cuts the images so that all blocks run at once.
 DETERMINISM

@@ -1,0 +1,34 @@
+"""What `numdiff kernels list` and `numdiff kernels show` print: operations, their versions and their figures."""
+import inspect
+
+from ...errors import UsageError, near_miss
+from ..operation import OPERATIONS
+from . import lines_of
+
+
+def all_operations():
+    """[(operation, [name of each version])], in alphabetical order."""
+    from .. import check  # noqa: F401 - imports every module of kernels
+    return [(name, [version.name for version in record.versions]) for name, record in sorted(OPERATIONS.items())]
+
+
+def description(name):
+    """Text about the operation of this name: signature, what it does, where it stands, versions, measured figures.
+
+    A `UsageError` for a name that no operation has.
+    """
+    known = dict(all_operations())
+    if name not in known:
+        raise UsageError(f"there is no operation {name!r}{near_miss(name, known)}: numdiff kernels list prints them.")
+    record = OPERATIONS[name]
+    lines = [f"{record.call.__name__}{inspect.signature(record.call)}", "", inspect.getdoc(record.call), "",
+             f"file       {record.module.replace('.', '/')}.py"]
+    if record.backward:
+        lines.append(f"backward   {record.backward.name}")
+    if record.versions:
+        width = max(len(version.name) for version in record.versions)
+        lines += ["", "versions"] + [f"  {version.number}  {version.name:{width}}  " + ", ".join(filter(None, [
+            version.requires and f"compute capability {version.requires}",
+            version.dtypes and " and ".join(version.dtypes)])) for version in record.versions]
+    measured = lines_of(record.call.__name__)
+    return "\n".join(line.rstrip() for line in [*lines, "", *(measured or ["not measured yet"])])

@@ -1,0 +1,87 @@
+"""Every operation that has a record: each version that fits solves each problem, on every engine but the emulator.
+
+The emulator runs the same problems in test_check.py. A new operation or version needs no line here.
+"""
+import functools
+
+import numpy as np
+import pytest
+
+from numdiff.device import empty
+from numdiff.device.planned import CARDS, Planned
+from numdiff.device.requires import requires
+from numdiff.kernels import elementwise, softmax
+from numdiff.kernels.check.records import cases_of
+from numdiff.kernels.check.run import Arrays
+from numdiff.kernels.operation import OPERATIONS, Operation, Version, load_all, operation
+from numdiff.kernels.problem import Problem, single
+from tests.conftest import where
+
+load_all()
+CASES = [(case, version) for record in OPERATIONS.values() for case in cases_of(record)
+         for version in (None, *(v for v in case.versions if v is not None))]
+
+
+@pytest.mark.parametrize("case, version", CASES, ids=lambda value: getattr(value, "name", value) or "chosen")
+@where(lambda engine: engine != "emulator")
+def test_problem(engine, case, version):
+    made = case.inputs(np.random.default_rng(0))
+    results = case.run(Arrays({name: engine(array) for name, array in made.items()}), version)
+    again = case.run(Arrays({name: engine(array) for name, array in made.items()}), version)
+    wanted = case.run(Arrays({name: array.astype(np.float64) if array.dtype.kind == "f" or array.dtype.name ==
+                              "bfloat16" else array.copy() for name, array in made.items()}), None)
+    for got, same, want in zip(results, again, wanted, strict=True):
+        engine.check(got, want, case.tolerance)
+        engine.check_equal(got, same)
+
+
+@pytest.mark.parametrize("record", OPERATIONS.values(), ids=lambda record: record.name)
+def test_each_version_has_a_problem(record):
+    run = {version for case in cases_of(record) for version in case.versions}
+    assert {version.number for version in record.versions} <= run or not record.versions
+    labels = [problem.label for problem in record.problems if not problem.measured]
+    assert len(set(labels)) == len(labels), "two problems have one label"
+
+
+def test_the_version_of_a_call():
+    record = softmax.softmax_forward.operation
+    x = empty((5, 7), np.float32, Planned(CARDS[0]))
+    values = {"x": x, "scale": 1.0, "out": None}
+    assert [v.name for v in record.fitting(x, values)] == ["block-per-row", "warp-per-row"]
+    assert record.choose(None, x, values).name == "warp-per-row" and record.choose(1, x, values).number == 1
+    with pytest.raises(ValueError, match=r"^version 3 \(vectorised\) of softmax moves four elements at a time, and "
+                                         r"rows of 7 are not made of aligned fours; use version=2$"):
+        softmax.softmax_forward(x, version="vectorised")
+    with pytest.raises(ValueError, match="there is no version 'hopper' of softmax: use block-per-row, warp-per-row or "
+                                         "vectorised, or a number from 1 to 3$"):
+        softmax.softmax_forward(x, version="hopper")
+    assert record.backward is softmax.softmax_backward.operation
+    with pytest.raises(TypeError, match="missing a required argument: 'b'"):
+        elementwise.add_forward(x)
+
+
+def test_what_no_version_takes():
+    @operation(reference=lambda x: x, versions=[
+        Version("naive", dtypes=["float16"]), Version("fast", requires("9.0a")(lambda: None)),
+        Version("wide", fits=lambda x: "needs a million columns")], problems=[Problem(x=single(3))])
+    def made_up_forward(x, version=None):
+        return x
+
+    try:
+        with pytest.raises(ValueError, match=r"^no version of made_up takes these arguments: version 1 \(naive\) is "
+                           r"for float16, and these arrays are float32; version 2 \(fast\) needs compute capability "
+                           r"9.0a, and this device has 7.5; version 3 \(wide\) needs a million columns$"):
+            made_up_forward(empty((3,), np.float32, Planned(CARDS[0])))
+        with pytest.raises(ValueError, match="there is an operation 'made_up' already, in tests.kernels"):
+            operation(reference=lambda x: x)(functools.partial(made_up_forward).func)
+    finally:
+        del OPERATIONS["made_up"]
+
+
+def test_records_that_are_wrong():
+    with pytest.raises(ValueError, match="version 'future' requires compute capability 99.0, which no card has"):
+        Version("future", requires="99.0")
+    with pytest.raises(ValueError, match=r"its reference takes \['y'\], and the operation \['x'\]"):
+        Operation(lambda x: x, lambda y: y, None, [], [], (), False)
+    with pytest.raises(ValueError, match="two versions have one name"):
+        Operation(lambda x, version=None: x, None, None, [Version("a"), Version("a")], [], (), False)
