@@ -9,6 +9,7 @@ import bz2
 import copy
 import io
 import lzma
+import math
 import os
 import sys
 import zipfile
@@ -245,7 +246,8 @@ def read_npy_header(stream):
         shape, fortran, dtype = parse(io.BytesIO(length + text))
     except Exception as error:  # it is Python notation, so it can be broken in any way
         raise BadArchive(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
-    if len(shape) > MAXIMUM_DIMENSIONS or any(type(n) is not int or not 0 <= n < 1 << 48 for n in shape):
+    if len(shape) > MAXIMUM_DIMENSIONS or any(type(n) is not int or not 0 <= n < 1 << 48 for n in shape) or (
+            math.prod(n for n in shape if n) * max(dtype.itemsize, 1) >= 1 << 62):  # NumPy counts without the zeros
         raise BadArchive("its NumPy header has a shape that no array has")
     return shape, fortran, dtype, 8 + width + nbytes
 
@@ -267,6 +269,8 @@ def read_npy(stream, size, limit):
     data = _exactly(stream, nbytes)
     if dtype.kind == "U" and np.frombuffer(data, dtype.str[0] + "u4").max(initial=0) > sys.maxunicode:
         raise BadArchive("it holds texts of length 0")
+    if not dtype.itemsize and count > size:  # NumPy gives each of them a byte
+        raise TooMuch(f"it announces {count:,} texts of length 0")
     if not dtype.itemsize:  # NumPy cannot view no bytes as strings of length 0
         return np.zeros(shape, dtype)
     return np.frombuffer(data, dtype, count).reshape(shape, order="F" if fortran else "C")

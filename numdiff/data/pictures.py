@@ -1,12 +1,14 @@
 """The one place that opens pictures: which formats, how large, and how they become upright grey or RGB images.
 
 Formats are those that Pillow decodes itself and that are recognised by their first bytes (for PostScript it would start
-Ghostscript). A picture is checked before it is decoded: bytes of the file, pixels, tags, scans. Threads that decode
-share one memory budget: many small pictures at a time, large ones one after the other.
+Ghostscript), and PBM, PGM and PPM (netpbm.py). A picture is checked before it is decoded: bytes of the file, pixels,
+tags, scans, and whatever Pillow would step through in Python. Threads that decode share one memory budget: many small
+pictures at a time, large ones one after the other.
 """
 import contextlib
 import functools
 import io
+import itertools
 import logging
 import os
 import re
@@ -19,7 +21,9 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import MARKER
 
-FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "QOI")
+from .netpbm import is_netpbm, read_header, read_pixels
+
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "JPEG2000", "AVIF", "ICO", "QOI")
 MAXIMUM_FILE_BYTES = 1 << 29  # MAXIMUM_PIXELS of the widest kind, RGBA of 16 bits
 MAXIMUM_PIXELS = 1 << 26  # decoded: 8192×8192; a JPEG that is decoded at a fraction of its size may have more
 MAXIMUM_SIDE = 65535
@@ -27,6 +31,9 @@ MAXIMUM_ICON = 1024  # pixels of a side; icons have 256
 MAXIMUM_TAG_VALUES = 1 << 20  # numbers in one tag of a TIFF: two for each of its strips
 MAXIMUM_SCANNED = 1 << 35  # scans of a JPEG times its pixels: 5 seconds; a progressive one has about ten scans
 MAXIMUM_JUNK = 1 << 20  # bytes between the segments of a JPEG
+MAXIMUM_PARTS = 1 << 16  # segments of a JPEG, blocks of a GIF before its picture, boxes of a JPEG 2000
+MAXIMUM_CHUNKS = 1 << 17  # of a PNG: 0.3 seconds; encoders write chunks of 8 kB or more
+MAXIMUM_IN_PYTHON = 1 << 23  # pixels of a kind that Pillow decodes in Python: 5 seconds
 STRIP_PIXELS = 1 << 22  # of a large picture, that are laid over the background together
 TAG_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -113,6 +120,10 @@ def decoded(nbytes, read, wanted=None):
     with _files.take(nbytes):
         with _reasons():
             data = read()
+        if is_netpbm(data):
+            yield from _netpbm(data)
+            return
+        with _reasons():
             _check(data)
             image = Image.open(io.BytesIO(data), formats=formats())
             full = _checked_pixels(image, data)
@@ -126,6 +137,19 @@ def decoded(nbytes, read, wanted=None):
                 image.load()
                 image = _grey_of_16_bits(image, data)
             yield image
+
+
+def _netpbm(data):
+    """The decoded image of a PBM, PGM or PPM, once."""
+    with _reasons():
+        header = read_header(data)
+        if max(header.width, header.height) > MAXIMUM_SIDE or header.width * header.height > MAXIMUM_PIXELS:
+            raise Unreadable(_too_large(header))
+    values = header.width * header.height * header.channels
+    with _pixels.take((4 if header.kind > 3 else 16) * values):
+        with _reasons():
+            image = Image.fromarray(read_pixels(data, header))
+        yield image
 
 
 @contextlib.contextmanager
@@ -167,14 +191,82 @@ def _check(data):
     """Refuse a small file that would make Pillow use much memory or time, before Pillow sees it."""
     if data[:2] in (b"II", b"MM"):
         _check_tags(data)
+    elif data[:4] == b"\x89PNG":
+        _check_parts(_png_chunks(data), MAXIMUM_CHUNKS)
+    elif data[:4] == b"GIF8":
+        _check_parts(_gif_blocks(data), MAXIMUM_PARTS)
+    elif data[:4] == b"qoif":
+        _check_in_python(*struct.unpack(">II", data[4:12].ljust(8, b"\0")))
+    elif data[:2] == b"BM":
+        _check_bitmap(data)
     elif data[:3] == b"\xff\xd8\xff":
         for tags in _jpeg_tags(data):
             _check_tags(tags)
     elif data[:4] == b"\0\0\1\0":
         _check_icon(data)
     elif data[:4] == b"\xff\x4f\xff\x51" or data[4:8] == b"jP  ":
+        _check_parts(_boxes(data) if data[4:8] == b"jP  " else (), MAXIMUM_PARTS)
         for match in re.finditer(b"\xff\x4f\xff\x51", data):
             _check_codestream(data[match.end():match.end() + 38])
+
+
+def _check_parts(parts, most):
+    """Refuse a file of more parts, which are counted no further."""
+    if next(itertools.islice(parts, most, None), None) is not None:
+        raise Unreadable(f"more than {most:,} parts, which no picture needs")
+
+
+def _png_chunks(data):
+    """The positions of a PNG's chunks."""
+    position = 8
+    while position + 8 <= len(data):
+        yield position
+        position += 12 + int.from_bytes(data[position:position + 4], "big")
+
+
+def _gif_blocks(data):
+    """The positions of a GIF's blocks, and of bytes between them, up to its first picture."""
+    flags = data[10] if len(data) > 10 else 0
+    position = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    while position < len(data) and data[position] not in b",;":
+        yield position
+        if data[position] != 0x21:
+            position += 1
+            continue
+        position += 2  # an extension: its kind, then blocks up to an empty one
+        while position < len(data) and data[position]:
+            yield position
+            position += 1 + data[position]
+        position += 1
+
+
+def _boxes(data):
+    """The positions of the boxes of a JPEG 2000."""
+    position = 0
+    while position + 8 <= len(data):
+        yield position
+        length = int.from_bytes(data[position:position + 4], "big")
+        if length == 1:
+            length = int.from_bytes(data[position + 8:position + 16], "big")
+        if length < 8:  # it reaches to the end of the file
+            return
+        position += length
+
+
+def _check_bitmap(data):
+    """A BMP that is packed by runs: Pillow follows them one by one, and some lead nowhere."""
+    if len(data) < 34 or int.from_bytes(data[30:34], "little") not in (1, 2) or data[14] < 40:
+        return
+    width, height = (abs(n) for n in struct.unpack("<ii", data[18:26]))
+    _check_in_python(width, height)
+    if len(data) > 4 * (width + 2) * (height + 1) + (1 << 16):
+        raise Unreadable("more bytes than its pixels can need")
+
+
+def _check_in_python(width, height):
+    if width * height > MAXIMUM_IN_PYTHON:
+        raise Unreadable(f"{width}×{height} pixels in a format of which at most {MAXIMUM_IN_PYTHON / 1e6:.0f} million "
+                         "are read; save it as PNG")
 
 
 def _check_tags(data):
@@ -208,7 +300,11 @@ def _check_tags(data):
 def _jpeg_tags(data):
     """The EXIF and MPF directories of a JPEG, found as Pillow finds them."""
     exif, found, position, junk = [], [], 2, 0
-    while 0 <= position <= len(data) - 4:
+    for steps in itertools.count():
+        if not 0 <= position <= len(data) - 4:
+            break
+        if steps > MAXIMUM_PARTS:
+            raise Unreadable(f"more than {MAXIMUM_PARTS:,} parts, which no picture needs")
         if data[position] != 0xFF:
             start, position = position, data.find(b"\xff", position)
             junk += position - start

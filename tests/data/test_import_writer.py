@@ -44,7 +44,7 @@ def test_what_a_killed_import_left_is_removed_by_the_next(source, out):
 
 
 def test_full_disk(source, out, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for function in ("replace", "fsync"):
