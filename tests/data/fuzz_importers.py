@@ -409,7 +409,20 @@ def _tar_headers(rng, folder):
     yield "import", _write(folder, "b.tar.gz", member), {}
 
 
-BOMBS = (_more_than_announced, _labels_bomb, _pixels, _tags, _npy_headers, _programs, _tar_headers)
+def _parts(rng, folder):
+    """Headers and parts of a hundred megabytes, which are some kilobytes in a zip."""
+    jpeg, size = pictures()["one.jpg"], 6 * ZEROS
+    for name, start, part, end in (
+            ("a.ppm", b"P6\n#", b"a", b"\n2 2\n255\n" + bytes(12)), ("b.ppm", b"P3\n2 2\n255\n", b"#\n", b"1 " * 12),
+            ("a.jpg", jpeg[:2], b"\xff", jpeg[2:]), ("b.jpg", jpeg[:2], b"\xff\xfe\0\2", jpeg[2:]),
+            ("a.png", _png(2, 2)[:33], b"\0\0\0\0prIv\x5d\xb6\x54\x5a", b""),
+            ("a.gif", b"GIF89a" + struct.pack("<HHBBB", 2, 2, 0, 0, 0), b"!\xfe\1a\0", b"")):
+        data = start + part * (size // len(part)) + end
+        yield "picture", _write(folder, name, data), {}
+        yield "import", _write(folder, name + ".zip", _zip({name: data})), {}
+
+
+BOMBS = (_more_than_announced, _labels_bomb, _pixels, _tags, _npy_headers, _programs, _tar_headers, _parts)
 CASES = (picture_case, picture_case, picture_case, zip_case, labels_case, array_case, idx_case, tar_case, weights_case,
          weights_case)
 
