@@ -78,7 +78,7 @@ def _why_kept(path, datasets):
     if OF_A_RUN.match(name) and os.path.isfile(os.path.join(folder, RUN)):
         return "a file of this name is the run's own"  # also one that is not there: it would be taken for a checkpoint
     if os.path.isfile(path):
-        from .hdf5 import open_hdf5  # it imports h5py, which takes a while
+        from .hdf5 import open_hdf5  # it imports NumPy, which takes a while
         with contextlib.suppress(OSError, Refused), open_hdf5(path) as file:
             names = file.names()
             if "images" in names:

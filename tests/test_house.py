@@ -19,7 +19,7 @@ FLOORS = (("cli",), ("numdiff",), ("benchmark", "evaluation"), ("training",), ("
           ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)
 # Who names Numba, and what it takes from there: `cuda` comes from numdiff.device, types and `intrinsic` make intrinsics
 INTRINSICS = {"numba.cuda.types", "numba.cuda.extending.intrinsic"}
-NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"}, "device/cpu.py": {"numba"},
+NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"}, "device/cpu.py": {"numba"}, "hdf5/lzf.py": {"numba"},
          "device/inline_ptx.py": {"numba.cuda.types", "numba.cuda.core.errors.RequireLiteralValue",
                                   "numba.cuda.core.errors.TypingError"},
          "device/compiler.py": {"numba", "numba.core.types.void", "numba.cuda.compiler", "numba.cuda.cudadrv.nvvm",

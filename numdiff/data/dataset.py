@@ -72,7 +72,7 @@ class Dataset:
             raise UsageError(f"a dataset is opened by its path, and not by {shown(path)}.")
         self.path = os.fspath(path)
         self._file, self._cache, self._lock = _open_file(self.path), None, threading.Lock()
-        weakref.finalize(self, self._file.close)  # also at exit: after Python's end HDF5 would call Python to close it
+        weakref.finalize(self, self._file.close)
         try:
             self._open(image_size, classes, in_memory)
         except Refused as error:

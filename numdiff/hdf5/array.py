@@ -6,23 +6,23 @@ import threading
 import zlib
 from collections import OrderedDict
 
-import h5py
 import numpy as np
-from h5py import h5d, h5s, h5t, h5z
 
 from ..files import Refused, read_at, read_into
+from . import structure
+from .chunks import chunked_layout, find_chunks
+from .lzf import unpack_lzf
+from .structure import UNDEFINED
 
 MAX_CHUNK_BYTES = 512 << 20
-MAX_LZF_CHUNK_BYTES = 4 << 20  # lzf, which h5py unpacks, can expand a hostile chunk to 88 times its size
 MAX_CHUNKS = 1 << 22
-MAX_DEFLATE = 1100  # gzip packs at most 1032 bytes into one
+MAX_PACKED = 1100  # gzip packs at most 1032 bytes into one, lzf 88
 CACHE_BYTES = 32 << 20  # of unpacked chunks, or the last one: rows are not read in the portions in which they lie
 BLOCK = 1 << 18  # bytes of a checksum taken at a time
 ROWS = 64  # a chunk may have room for this many rows although there are fewer
-FILTERS = {h5z.FILTER_DEFLATE: "gzip", h5z.FILTER_SHUFFLE: "shuffle", h5z.FILTER_FLETCHER32: "Fletcher-32",
-           h5z.FILTER_LZF: "lzf"}
-# what h5py and readers raise where the structure is broken
-DAMAGE = (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, struct.error, zlib.error)
+DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
+FILTERS = {DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "Fletcher-32", LZF: "lzf"}
+DAMAGE = (OSError, ValueError, IndexError, OverflowError, struct.error, zlib.error)  # of a structure that is broken
 
 
 class Array:
@@ -31,21 +31,34 @@ class Array:
 
     plain, _filters = False, ()
 
-    def __init__(self, file, identifier, name):
-        if not isinstance(identifier, h5d.DatasetID):
+    def __init__(self, file, header, name):
+        if not header.is_dataset:
             raise Refused(f"it has no dataset `{name}`, but another object of that name")
-        plan = identifier.get_create_plist()
-        if plan.get_layout() == h5d.VIRTUAL:
+        layout = header.one(structure.LAYOUT, f"layout of `{name}`")
+        if layout[0] not in (3, 4, 5):
+            raise Refused(f"`{name}` in it is stored in a form of the time before HDF5 1.8")
+        kind = layout[1]
+        if kind == 3:
             raise Refused(f"`{name}` in it is a virtual dataset, whose values lie elsewhere")
-        if plan.get_external_count():
+        if header.has(structure.EXTERNAL_FILES):
             raise Refused(f"the values of `{name}` lie in another file")
-        self.id, self.name, self._file, self._raw = identifier, name, file, file.raw
+        self.header, self.name, self._file, self._raw = header, name, file, file.raw
         self._lock, self._cache, self._held = threading.Lock(), OrderedDict(), 0
-        self._set_type(identifier.get_type())
-        self.shape = tuple(map(int, identifier.shape)) if identifier.shape is not None else (0,)
-        self.nbytes = math.prod(self.shape) * self._stored.itemsize
-        {h5d.COMPACT: self._check_compact, h5d.CONTIGUOUS: self._check_contiguous,
-         h5d.CHUNKED: self._check_chunks}[plan.get_layout()](plan)
+        self._stored = structure.datatype(header.one(structure.DATATYPE, f"type of `{name}`"), f"`{name}`")
+        if self._stored is structure.VARIABLE:
+            raise Refused(f"`{name}` in it holds neither numbers nor texts of one length")
+        self.dtype = self._stored.newbyteorder("=")
+        shape, largest = structure.dataspace(header.one(structure.DATASPACE, f"shape of `{name}`"))
+        self.shape = (0,) if shape is None else shape
+        self.nbytes = structure.bytes_of(self.shape, self._stored)
+        if kind == 0:
+            self._check_compact(layout)
+        elif kind == 1:
+            self._check_contiguous(layout)
+        elif kind == 2:
+            self._check_chunks(layout, header, self.shape if shape is None else largest)
+        else:
+            raise Refused(f"`{name}` in it is stored in an unknown way")
 
     def __len__(self):
         return self.shape[0]
@@ -88,33 +101,22 @@ class Array:
         finally:
             self.shape = ()
 
-    def _set_type(self, kind):
-        number = kind.get_class() in (h5t.INTEGER, h5t.FLOAT)
-        if not number and (kind.get_class() != h5t.STRING or kind.is_variable_str()):
-            raise Refused(f"`{self.name}` in it holds neither numbers nor texts of one length")
-        self._stored = kind.dtype
-        if number and (self._stored.itemsize > 8 or not h5t.py_create(self._stored).equal(kind)):
-            raise Refused(f"`{self.name}` in it holds numbers of an unusual format")
-        if not number:  # h5py's dtype of a text carries its encoding, which a plain one does not need
-            self._stored = np.dtype(f"S{kind.get_size()}")
-        self.dtype = self._stored.newbyteorder("=")
-
     # Compact and contiguous
 
-    def _check_compact(self, plan):
-        self._rows = self._compact_rows
-        if self.nbytes > min(1 << 16, self._file.size):
+    def _check_compact(self, layout):
+        size = int.from_bytes(layout[2:4], "little")
+        self._values, self._rows = layout[4:4 + size], self._compact_rows
+        if len(self._values) != size or self.nbytes > size:
             raise self._never_stored()
 
     def _compact_rows(self, start, stop, rows):
-        values = np.empty(self.id.shape, self._stored)
-        self.id.read(h5s.ALL, h5s.ALL, values)
-        rows[...] = values.reshape(self.shape)[start:stop]
+        rows[...] = np.frombuffer(self._values[:self.nbytes], self._stored).reshape(self.shape)[start:stop]
 
-    def _check_contiguous(self, plan):
+    def _check_contiguous(self, layout):
         self._rows, self.plain = self._contiguous_rows, True
-        self._offset = self.id.get_offset()
-        if self.nbytes and (self._offset is None or self._offset + self.nbytes > self._file.size):
+        self._offset, size = struct.unpack_from("<QQ", layout, 2)
+        if self.nbytes and (self._offset == UNDEFINED or size < self.nbytes
+                            or self._offset + self.nbytes > self._file.size):
             raise self._never_stored()
 
     def _contiguous_rows(self, start, stop, rows):
@@ -131,19 +133,19 @@ class Array:
 
     # In chunks
 
-    def _check_chunks(self, plan):
+    def _check_chunks(self, layout, header, largest):
         self._rows, file_size, name = self._chunked_rows, self._file.size, self.name
-        self._chunk = tuple(map(int, plan.get_chunk()))
-        self._chunk_bytes = math.prod(self._chunk) * self._stored.itemsize
-        self._filters = [plan.get_filter(i)[0] for i in range(plan.get_nfilters())]
+        layout = chunked_layout(layout, len(self.shape), self._stored.itemsize)
+        self._chunk, self._chunk_bytes = layout.shape, layout.nbytes
+        self._filters = structure.filters(header.one(structure.FILTERS, f"list of filters of `{name}`")) \
+            if header.has(structure.FILTERS) else []
         unknown = [code for code in self._filters if code not in FILTERS]
         if unknown:
             raise Refused(f"`{name}` in it is compressed by the filter {unknown[0]}, and numdiff reads gzip and lzf")
         if len(self._filters) > len(FILTERS):
             raise Refused(f"`{name}` in it passed {len(self._filters)} filters")
         row = self.nbytes // max(len(self), 1)
-        lzf = h5z.FILTER_LZF in self._filters
-        most = MAX_LZF_CHUNK_BYTES if lzf else min(MAX_CHUNK_BYTES, max(1 << 20, ROWS * row, 4 * self.nbytes))
+        most = min(MAX_CHUNK_BYTES, max(1 << 20, ROWS * row, 4 * self.nbytes))
         if self._chunk_bytes > most:
             raise Refused(f"`{name}` in it has chunks of {self._chunk_bytes:,} bytes, and at most {most:,} are read")
         self._grid = tuple(-(-n // c) for n, c in zip(self.shape, self._chunk, strict=True))
@@ -151,32 +153,22 @@ class Array:
         count = math.prod(self._grid)
         if count == 0:
             return
-        packed = MAX_DEFLATE if self._filters else 1
-        if count > MAX_CHUNKS or count * 8 > file_size or self.nbytes > packed * file_size \
-                or self.id.get_num_chunks() != count:
+        packed = MAX_PACKED if self._filters else 1
+        if count > MAX_CHUNKS or count * 8 > file_size or self.nbytes > packed * file_size:
             raise self._never_stored()
-        self._where, self._packed = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        self._masks, number = np.zeros(count, np.uint32), 0
-        for info in self._chunk_infos(count):
-            place = [o // c for o, c in zip(info.chunk_offset, self._chunk, strict=True)]
-            if any(p >= g for p, g in zip(place, self._grid, strict=True)):
-                raise self._never_stored()
-            number = int(np.ravel_multi_index(place, self._grid))
-            if info.byte_offset is None or info.byte_offset + info.size > file_size:
-                raise self._never_stored()
-            self._where[number], self._packed[number] = info.byte_offset, info.size
-            self._masks[number] = info.filter_mask
-        total = int(self._packed.sum())
-        if not self._packed.all() or total > file_size or self.nbytes > packed * total \
+        extents = tuple(0 if n == UNDEFINED else -(-n // c) for n, c in zip(largest, self._chunk, strict=True))
+        where, self._packed, self._masks = find_chunks(self._file.source, layout, self._grid, extents,
+                                                       bool(self._filters))
+        stored = (where < file_size) & (self._packed <= file_size)
+        if not stored.all() or not self._packed.all():
+            raise self._never_stored()
+        self._where = where.astype(np.int64)
+        order = np.argsort(self._where)
+        ends = self._where[order] + self._packed[order]
+        if ends[-1] > file_size or (ends[:-1] > self._where[order][1:]).any() \
+                or self.nbytes > packed * int(self._packed.sum()) \
                 or not self._filters and (self._packed != self._chunk_bytes).any():
             raise self._never_stored()
-
-    def _chunk_infos(self, count):
-        if hasattr(self.id, "chunk_iter"):  # since h5py 3.8: one pass over the index
-            found = []
-            self.id.chunk_iter(found.append)
-            return found
-        return (self.id.get_chunk_info(i) for i in range(count))
 
     def _chunked_rows(self, start, stop, rows):
         first, last = start // self._chunk[0], (stop - 1) // self._chunk[0]
@@ -208,10 +200,6 @@ class Array:
         return chunk
 
     def _unpack(self, place):
-        if h5z.FILTER_LZF in self._filters:
-            corner = [p * c for p, c in zip(place, self._chunk, strict=True)]
-            part = tuple(slice(o, min(o + c, n)) for o, c, n in zip(corner, self._chunk, self.shape, strict=True))
-            return h5py.Dataset(self.id)[part]
         number = int(np.ravel_multi_index(place, self._grid))
         size, mask = int(self._packed[number]), int(self._masks[number])
         if size > 2 * self._chunk_bytes + 4096:  # gzip makes incompressible data a little longer
@@ -225,13 +213,15 @@ class Array:
         return np.frombuffer(data, self._stored).reshape(self._chunk)
 
     def _undo(self, code, data):
-        if code == h5z.FILTER_DEFLATE:
+        if code == DEFLATE:
             return zlib.decompressobj().decompress(data, self._chunk_bytes + 64)
-        if code == h5z.FILTER_FLETCHER32:
+        if code == FLETCHER32:
             data, checksum = data[:-4], data[-4:]
             if fletcher32(data) != [int.from_bytes(half, "little") % 65535 for half in (checksum[:2], checksum[2:])]:
                 raise Refused(f"the checksum of a chunk of `{self.name}` is wrong")
             return data
+        if code == LZF:
+            return unpack_lzf(data, self._chunk_bytes)
         size = self._stored.itemsize  # shuffle: the first bytes of all values, then the second ones
         whole = len(data) // size * size
         return np.frombuffer(data[:whole], np.uint8).reshape(size, -1).T.tobytes() + data[whole:]
@@ -249,8 +239,8 @@ def fletcher32(data):
 
 
 def damaged(error):
-    """The `Refused` for what h5py raises where a file's structure is broken."""
+    """The `Refused` for what readers raise where a file's structure is broken."""
     if isinstance(error, Refused):
         return error
-    lines = str(error).strip("'\"").splitlines()
+    lines = str(error).splitlines()
     return Refused(lines[0][:200] if lines else type(error).__name__)

@@ -1,79 +1,86 @@
-"""Attributes and heaps, as HDF5's file format specification has them (version 3.0, sections III.D, IV.A).
-
-An attribute of variable strings is a list of references to a heap: length, address of the heap, number in it. h5py is
-not asked for them, as a damaged heap makes HDF5 loop for ever.
-"""
-import itertools
+"""The attributes of an object (IV.A.2.m): in its header, or where there are many, or large ones, in a heap."""
 import struct
+from typing import NamedTuple
+
+import numpy as np
 
 from ..files import Refused, read_at
+from . import structure
+from .structure import SHARED, UNDEFINED, VARIABLE
+from .trees import Heap, global_heap, tree
 
 MAX_STRINGS, MAX_STRING_BYTES = 1 << 20, 64 << 20
-MAX_HEADER_BLOCKS, MAX_HEADER_BYTES = 64, 1 << 20  # of an object header
 
 
-def raw_attribute(file, address, name, count):
-    """The bytes of an attribute's value of `count` variable strings; None where it is not in the object header."""
-    for kind, flags, message in _messages(file, address):
-        if kind != 0x0C or flags & 2:  # an attribute; shared ones are stored apart
+class Attribute(NamedTuple):
+    """shape: None where there are no values; dtype: as stored, or `VARIABLE`; data: the values' bytes."""
+
+    shape: tuple | None
+    dtype: np.dtype | str
+    data: bytes
+
+
+def read_attribute(header, name):
+    """The `Attribute` of an object; None where it has none of that name."""
+    wanted = name.encode()
+    for kind, flags, data in header.messages:
+        if kind == structure.ATTRIBUTE:
+            if flags & SHARED:
+                raise Refused("an attribute of it is stored elsewhere")
+            if _name(data)[0] == wanted:
+                return _parse(data, name)
+    for data in header.all(structure.ATTRIBUTE_INFO):
+        heap, by_name = struct.unpack_from("<QQ", data, 4 if data[1] & 1 else 2)
+        if heap == UNDEFINED:
             continue
-        version, own_flags, name_size, type_size, space_size = struct.unpack_from("<BBHHH", message)
-        at = 9 if version == 3 else 8
-        if message[at:at + name_size].split(b"\0")[0] != name.encode():
-            continue
-        if own_flags & 3 and version > 1:
-            return None
-        sizes = [-(-n // 8) * 8 if version == 1 else n for n in (name_size, type_size, space_size)]
-        value = message[at + sum(sizes):][:16 * count]
-        if len(value) != 16 * count:
-            raise Refused(f"its attribute {name} is damaged")
-        return value
+        checksum, objects = structure.lookup3(wanted).to_bytes(4, "little"), None
+        for record in tree(header.source, by_name, 8):
+            if len(record) != 17 or record[8] & SHARED:
+                raise Refused("an attribute of it is stored elsewhere")
+            if record[13:] == checksum:
+                objects = objects or Heap(header.source, heap)
+                found = objects.read(record[:8])
+                if _name(found)[0] == wanted:
+                    return _parse(found, name)
     return None
 
 
-def _messages(file, address):
-    """(type, flags, bytes) of each message of an object header, in any version."""
-    head = read_at(file, address, 40)
-    ordered = False
-    if head[:4] == b"OHDR":
-        flags = head[5]
-        at = 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
-        width = 1 << (flags & 3)
-        size, ordered = int.from_bytes(head[at:at + width], "little"), bool(flags & 4)
-        blocks, modern = [(address + at + width, size)], True
-    else:
-        size, blocks, modern = int.from_bytes(head[8:12], "little"), [], False
-        blocks.append((address + 16, size))
-    for number in itertools.count():
-        if number == len(blocks):
-            return
-        if number == MAX_HEADER_BLOCKS or blocks[number][1] > MAX_HEADER_BYTES:
-            raise Refused("its object header is damaged")
-        data, at = read_at(file, *blocks[number]), 0
-        length = (6 if ordered else 4) if modern else 8
-        while at + length <= len(data):
-            kind, size, flags = struct.unpack_from("<BHB" if modern else "<HHB", data, at)
-            message = data[at + length:at + length + size]
-            at += length + size
-            if kind == 0x10 and len(message) >= 16:  # it goes on elsewhere
-                start, size = struct.unpack_from("<QQ", message)
-                blocks.append((start + 4, size - 8) if modern and size >= 8 else (start, size))
-            yield kind, flags, message
+def _name(data):
+    """(name, where the type begins) of an attribute's message."""
+    version, own_flags, size = struct.unpack_from("<BBH", data)
+    if version not in (1, 2, 3):
+        raise Refused("an attribute of it is of an unknown form")
+    at = 9 if version == 3 else 8
+    return data[at:at + size].split(b"\0")[0], at + (-(-size // 8) * 8 if version == 1 else size)
 
 
-def heap_objects(file, address, file_size):
-    """{number: (offset, size)} of the objects in a global heap collection."""
-    head = read_at(file, address, 16) if address < file_size else b""
-    size = int.from_bytes(head[8:16], "little")
-    if head[:4] != b"GCOL" or address + size > file_size or size > MAX_STRING_BYTES:
-        raise Refused("a heap of it is damaged")
-    data, at, objects = read_at(file, address, size), 16, {}
-    while at + 16 <= size:
-        number, length = struct.unpack_from("<H6xQ", data, at)
-        if number == 0:  # the free space behind the objects
-            break
-        if at + 16 + length > size or len(objects) > MAX_STRINGS:
-            raise Refused("a heap of it is damaged")
-        objects[number] = (address + at + 16, length)
-        at += 16 + -(-length // 8) * 8
-    return objects
+def _parse(data, name):
+    version, own_flags, _, type_size, space_size = struct.unpack_from("<BBHHH", data)
+    if own_flags & 3 and version > 1:
+        raise Refused(f"the type of its attribute {name} is stored elsewhere")
+    sizes = [-(-n // 8) * 8 if version == 1 else n for n in (type_size, space_size)]
+    at = _name(data)[1]
+    dtype = structure.datatype(data[at:at + type_size], f"the attribute {name}")
+    shape, _ = structure.dataspace(data[at + sizes[0]:at + sizes[0] + space_size])
+    width = np.dtype("V16") if dtype is VARIABLE else dtype
+    count = 0 if shape is None else structure.bytes_of(shape, width)
+    values = data[at + sum(sizes):][:count]
+    if len(values) != count:
+        raise Refused(f"its attribute {name} claims {count:,} bytes and has {len(values):,}")
+    return Attribute(shape, dtype, values)
+
+
+def variable_strings(source, data, name):
+    """The texts that an attribute's value refers to: each by length, address of a heap, number in it."""
+    total, heaps = 0, {}
+    for length, address, number in struct.iter_unpack("<IQI", data):
+        if length == 0:
+            yield b""
+            continue
+        if address not in heaps:
+            heaps[address] = global_heap(source, address)
+        offset, size = heaps[address].get(number, (0, 0))
+        total += length
+        if length > size or total > min(MAX_STRING_BYTES, 4 * source.size):
+            raise Refused(f"the texts of its attribute {name} are damaged")
+        yield read_at(source.raw, offset, length)

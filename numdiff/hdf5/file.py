@@ -1,22 +1,20 @@
 """An HDF5 file that is open for reading: its groups, its links, and the attributes of its root."""
 import contextlib
 import itertools
-import json
 import math
 import os
 import struct
-import subprocess
 
-import h5py
 import numpy as np
-from h5py import h5a, h5g, h5l, h5o, h5s, h5t
 
-from ..children import python_command
 from ..files import Refused, open_regular, read_at
+from . import structure
 from .array import DAMAGE, Array, damaged
-from .attributes import MAX_STRING_BYTES, MAX_STRINGS, heap_objects, raw_attribute
+from .attributes import MAX_STRINGS, read_attribute, variable_strings
+from .structure import MAGIC, UNDEFINED, VARIABLE, Header, Source, root_address
+from .trees import MAX_NAMES, Heap, old_names, tree
 
-MAGIC = b"\x89HDF\r\n\x1a\n"
+HARD, SOFT, EXTERNAL = 0, 1, 64  # kinds of links (IV.A.2.g)
 
 
 def is_hdf5(path):
@@ -35,18 +33,12 @@ class File:
     """An HDF5 file that is open for reading."""
 
     def __init__(self, raw):
-        self.raw, self.size, self._h5 = raw, os.fstat(raw.fileno()).st_size, None
+        self.raw, self.size = raw, os.fstat(raw.fileno()).st_size
+        self.source, self._links = Source(raw, self.size), {}
         try:
-            head = read_at(raw, 0, 24)
-            if head[:8] != MAGIC:
-                raise Refused("it is not an HDF5 file")
-            sizes = head[13:15] if head[8:9] in (b"\0", b"\1") else head[9:11]
-            if sizes != b"\x08\x08":
-                raise Refused("its addresses are not of 8 bytes")
-            self._h5 = h5py.File(raw, "r")
-        except Refused:
-            raw.close()
-            raise
+            self._root = Header(self.source, root_address(self.source))
+            if not self._root.is_group:
+                raise Refused("it has no root group")
         except DAMAGE as error:
             raw.close()
             raise damaged(error) from None
@@ -57,123 +49,113 @@ class File:
     def __exit__(self, *_):
         self.close()
 
-    def __del__(self):  # a dataset may stay open to the end of the program, as in short scripts
-        with contextlib.suppress(Exception):
-            self.close()
-
     def close(self):
-        if self._h5 is not None:
-            self._h5.close()
         self.raw.close()
 
     def names(self, group="/"):
-        """Names in the root or in one of its groups; a `Refused` where there is no such group."""
-        try:
-            names = [bytes(name) for name in itertools.islice(self._group(group), MAX_STRINGS)]
-            return [name.decode() for name in names]
-        except DAMAGE as error:
-            raise damaged(error) from None
+        """Names in the root or in one of its groups, sorted; a `Refused` where there is no such group."""
+        with self._asked():
+            return [name.decode() for name in sorted(self._group(group))]
 
     def array(self, name, group="/"):
         """The `Array` of that name in the root or in one of its groups; None where there is none."""
-        try:
+        with self._asked():
             found = self._open(self._group(group), name)
             return None if found is None else Array(self, found, name)
-        except DAMAGE as error:
-            raise damaged(error) from None
 
     def integer(self, name, array=None):
         """An attribute of the root, or of an `Array`, that is one integer."""
-        try:
-            attribute = self._attribute(name, self._h5.id if array is None else array.id)
-            if attribute is None:
+        with self._asked():
+            found = read_attribute(self._root if array is None else array.header, name)
+            if found is None:
                 raise Refused(f"it has no attribute {name}")
-            if attribute.get_type().get_class() != h5t.INTEGER or math.prod(attribute.shape) != 1:
+            if found.dtype is VARIABLE or found.dtype.kind not in "iu" or found.shape is None \
+                    or math.prod(found.shape) != 1:
                 raise Refused(f"its attribute {name} is not one integer")
-            value = np.empty(attribute.shape, np.int64)
-            attribute.read(value)
-            return int(value.reshape(-1)[0])
-        except DAMAGE as error:
-            raise damaged(error) from None
+            return int(np.frombuffer(found.data, found.dtype)[0])
 
     def strings(self, name):
         """An attribute of the root that is text, or integers, as a list of str; None where there is none."""
-        try:
-            attribute = self._attribute(name, self._h5.id)
-            if attribute is None:
+        with self._asked():
+            found = read_attribute(self._root, name)
+            if found is None:
                 return None
-            count = attribute.get_space().get_simple_extent_npoints()
-            if attribute.get_space().get_simple_extent_type() == h5s.NULL:
+            if found.shape is None:
                 return []
-            kind = attribute.get_type()
-            if count > MAX_STRINGS or kind.get_size() * count > min(MAX_STRING_BYTES, self.size):
-                raise Refused(f"its attribute {name} claims {count:,} texts")
-            if kind.get_class() == h5t.INTEGER or (kind.get_class() == h5t.STRING and not kind.is_variable_str()):
-                return list(map(_text, np.atleast_1d(np.asarray(self._h5.attrs[name])).tolist()))
-            if kind.get_class() != h5t.STRING:
+            if math.prod(found.shape) > MAX_STRINGS:
+                raise Refused(f"its attribute {name} claims {math.prod(found.shape):,} texts")
+            if found.dtype is VARIABLE:
+                return list(map(_text, variable_strings(self.source, found.data, name)))
+            if found.dtype.kind == "f":
                 raise Refused(f"its attribute {name} is not text")
-            raw = raw_attribute(self.raw, h5o.get_info(self._h5.id).addr, name, count)
-            return self._by_h5py(name) if raw is None else list(map(_text, self._variable_strings(raw, name)))
+            return list(map(_text, np.frombuffer(found.data, found.dtype).tolist()))
+
+    @contextlib.contextmanager
+    def _asked(self):
+        """Context of one question: what structures it may read is limited, and their damage is a `Refused`."""
+        self.source.allow()
+        try:
+            yield
         except DAMAGE as error:
             raise damaged(error) from None
 
     def _group(self, path):
-        group = h5g.open(self._h5.id, b"/")
+        """{name: (kind of link, address)} of a group."""
+        header = self._root
+        links = self._links_of(header)
         for name in path.strip("/").split("/") if path.strip("/") else ():
-            group = self._open(group, name)
-            if not isinstance(group, h5g.GroupID):
+            header = self._open(links, name)
+            if header is None or not header.is_group:
                 raise Refused(f"it has no group {name}")
-        return group
+            links = self._links_of(header)
+        return links
 
-    @staticmethod
-    def _open(group, name):
-        """The object under a hard link of a group; None where there is none."""
-        encoded = name.encode()
-        if encoded not in group:
+    def _open(self, links, name):
+        """The `Header` of the object under a hard link of a group; None where there is none."""
+        kind, address = links.get(name.encode(), (None, None))
+        if kind is None:
             return None
-        kind = group.links.get_info(encoded).type
-        if kind != h5l.TYPE_HARD:
-            what = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}.get(kind, "a link")
+        if kind != HARD:
+            what = {SOFT: "a soft link", EXTERNAL: "a link to another file"}.get(kind, "a link")
             raise Refused(f"`{name}` in it is {what}")
-        return h5o.open(group, encoded)
+        return Header(self.source, address)
 
-    @staticmethod
-    def _attribute(name, owner):
-        return h5a.open(owner, name.encode()) if h5a.exists(owner, name.encode()) else None
+    def _links_of(self, header):
+        if header.address not in self._links:
+            links = dict(itertools.islice(_read_links(header), MAX_NAMES + 1))
+            if len(links) > MAX_NAMES:
+                raise Refused(f"a group of it holds more than {MAX_NAMES:,} names")
+            self._links[header.address] = links
+        return self._links[header.address]
 
-    def _variable_strings(self, raw, name):
-        """The texts that an attribute's value refers to: each by length, address of a heap, number in it."""
-        total, heaps = 0, {}
-        for length, address, number in struct.iter_unpack("<IQI", raw):
-            if length == 0:
-                yield b""
-                continue
-            if address not in heaps:
-                heaps[address] = heap_objects(self.raw, address, self.size)
-            offset, size = heaps[address].get(number, (0, 0))
-            total += length
-            if length > size or total > min(MAX_STRING_BYTES, 4 * self.size):
-                raise Refused(f"the texts of its attribute {name} are damaged")
-            yield read_at(self.raw, offset, length)
 
-    def _by_h5py(self, name):
-        """The same for an attribute that is stored apart, as those of thousands of texts are.
+def _read_links(header):
+    """(name, (kind, address)) of each link of a group, in each of the three forms."""
+    for message in header.all(structure.SYMBOL_TABLE):
+        for name, address, soft in old_names(header.source, *struct.unpack_from("<QQ", message)):
+            yield name, (SOFT if soft else HARD, address)
+    yield from map(_link, header.all(structure.LINK))
+    for message in header.all(structure.LINK_INFO):
+        heap, by_name = struct.unpack_from("<QQ", message, 10 if message[1] & 1 else 2)
+        if heap != UNDEFINED:
+            objects = Heap(header.source, heap)
+            for record in tree(header.source, by_name, 5):
+                yield _link(objects.read(record[4:]))
 
-        That is a tree in a heap, which h5py reads in a separate process with limited memory and time.
-        """
-        code = ("import json, resource, sys\nimport h5py, numpy as np\n"
-                "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-                "file = h5py.File(f'/dev/fd/{sys.argv[1]}', 'r', locking=False)\n"
-                "names = [n.decode('utf-8', 'replace') if isinstance(n, bytes) else str(n)\n"
-                "         for n in np.atleast_1d(file.attrs[sys.argv[2]])]\n"
-                "print(json.dumps(names))\n")
-        handle = self.raw.fileno()
-        try:
-            done = subprocess.run(python_command(code, handle, name), pass_fds=[handle], timeout=5,
-                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-            return json.loads(done.stdout)
-        except (subprocess.SubprocessError, ValueError):
-            raise Refused(f"its attribute {name} cannot be read") from None
+
+def _link(data):
+    """(name, (kind, address)) of a link message (IV.A.2.g)."""
+    version, flags = data[:2]
+    if version != 1:
+        raise Refused("a link of it is of an unknown form")
+    kind, at = (data[2], 3) if flags & 8 else (HARD, 2)
+    at += (8 if flags & 4 else 0) + (1 if flags & 16 else 0)
+    width = 1 << (flags & 3)
+    length, at = int.from_bytes(data[at:at + width], "little"), at + width
+    name = data[at:at + length]
+    if len(name) != length or not name:
+        raise Refused("a link of it is damaged")
+    return name, (kind, struct.unpack_from("<Q", data, at + length)[0] if kind == HARD else None)
 
 
 def _text(value):
