@@ -9,6 +9,7 @@
     watchdog.py        a rank that is lost or stuck ends the job, and someone says so
     monitor.py         says which rank was killed, where the launcher kills the others at once
     start_guard.py     the same while MPI starts
+    same_code.py       ranks with other sources are refused
     shared_memory.py   what killed jobs have left behind
     together.py        work that ranks share and that may be stopped at any moment
 """

@@ -41,6 +41,7 @@ from .failures import AgreedError, exit_code, failed_library, is_clean, raise_fi
 from .launcher import import_mpi, launched
 from .monitor import monitor
 from .nccl_exchange import import_nccl
+from .same_code import check_code
 from .shared_memory import remove_stray_memory
 from .together import one_interrupt
 from .watchdog import TIMEOUT, Watchdog, end_process, host_addresses, start_guard, start_limit
@@ -171,6 +172,7 @@ def connect(transport="auto", device="cpu", timeout=None):
     if communicator.size > 1:
         _current = communicator
     with communicator.job():
+        check_code(communicator)
         communicator.build(check_transport, transport, device)
         communicator.take_place(device)
     return current()
