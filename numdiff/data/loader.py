@@ -103,7 +103,8 @@ class Loader:
         """Stop the thread and wait for its end; the loader gives no more batches."""
         self._stop.set()
         if self._thread:
-            self._thread.join()
+            if self._thread is not threading.current_thread():  # which may collect garbage, such as this loader's owner
+                self._thread.join()
             atexit.unregister(self.close)
 
     def rows(self, step):

@@ -7,6 +7,7 @@ import itertools
 import math
 import numbers
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -298,11 +299,12 @@ class Trainer:
             self._loader = Loader(self.dataset, self.batch, self.seed, start_step=self.step,
                                   rank=self.communicator.rank, ranks=self.communicator.size,
                                   backend=self.model.backend)
+            self._closes_loader = weakref.finalize(self, self._loader.close)  # where nothing else closes it
 
     def close(self) -> None:
         """Stop the loader's thread."""
         if self._loader is not None:
-            self._loader.close()
+            self._closes_loader()
             self._loader = None
 
     @property

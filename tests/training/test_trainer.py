@@ -1,6 +1,8 @@
 import copy
+import gc
 import math
 import pickle
+import threading
 import types
 
 import numpy as np
@@ -148,6 +150,19 @@ def test_a_model_that_gives_fewer_channels_is_not_trained():
 def test_decay_and_half_life_exclude_each_other():
     with pytest.raises(UsageError, match="ema_decay and ema_halflife exclude each other"):
         make(ema_decay=0.9, ema_halflife=40)
+
+
+def test_a_trainer_that_is_not_closed_leaves_no_thread():
+    def threads():
+        return {thread for thread in threading.enumerate() if "_produce" in thread.name}
+
+    before, trainer = threads(), make()
+    losses(trainer, 2)
+    (thread,) = threads() - before
+    del trainer
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_a_trainer_is_not_copied():
