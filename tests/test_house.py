@@ -7,6 +7,7 @@ import configparser
 import functools
 import pathlib
 import re
+import runpy
 
 import numdiff
 
@@ -127,3 +128,13 @@ def test_every_folder_is_installed():
     config.read(ROOT.parent / "setup.cfg")
     folders = {name for name, path in files().items() if path.name == "__init__.py"}
     assert set(config["options"]["packages"].split()) - {"numdiff_data"} == folders
+
+
+def test_every_dependency_has_a_lower_bound():
+    """…which .ci/run installs, as .ci/lowest.py reads it."""
+    config = configparser.ConfigParser()
+    config.read(ROOT.parent / "setup.cfg")
+    lowest = runpy.run_path(str(ROOT.parent / ".ci/lowest.py"))["lowest"](ROOT.parent / "setup.cfg")
+    lines = config["options"]["install_requires"].split("\n")
+    assert [line for line in lines if line and re.match(r"[\w.-]+", line)[0] not in lowest] == []
+    assert all(re.fullmatch(r"\d+(\.\d+)+", version) for version in lowest.values())

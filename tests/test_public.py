@@ -14,6 +14,7 @@ from numdiff.errors import UsageError
 from numdiff.evaluation import RandomConv
 from numdiff.nn import AdamW, DiT, Linear, Tape, Tensor, UNet
 from numdiff.training import Trainer
+from tests import public_names
 
 PAGE = (pathlib.Path(numdiff.__file__).parent / "README.md").read_text(encoding="utf-8")
 SMALL = {"image_size": 8, "model_channels": 32, "channel_mult": (1,), "num_res_blocks": 1, "device": "cpu"}
@@ -41,6 +42,20 @@ def public_functions():
             } if inspect.isclass(value) else {}
             found |= {f"{module.__name__}.{key}": f for key, f in members.items() if inspect.isfunction(f)}
     return found
+
+
+def test_a_public_name_that_goes_is_in_the_changelog():
+    """Names, methods and arguments of the last release, which public_names.txt keeps."""
+    changelog = (pathlib.Path(numdiff.__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+    gone = public_names.unexplained(public_names.FILE.read_text(encoding="utf-8").splitlines(),
+                                    public_names.public_names(), changelog)
+    assert not gone, f"gone: {', '.join(gone)}: keep them, or name each in CHANGELOG.md, under Removed, in backticks"
+
+
+def test_what_a_changelog_must_name():
+    before, now = ["a.b.C(x, watch)", "a.b.C.table", "a.b.f(x)", "a.b.D(y)", "a.b.D.close()"], ["a.b.C(x)", "a.b.f(z)"]
+    assert public_names.unexplained(before, now, "") == ["a.b.C(watch=)", "a.b.C.table", "a.b.D", "a.b.f(x=)"]
+    assert public_names.unexplained(before, now, "`C(watch=)`, `b.C.table`, `a.b.D` and f(x=)") == ["a.b.f(x=)"]
 
 
 @pytest.mark.parametrize("name, function", public_functions().items(), ids=public_functions())
