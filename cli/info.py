@@ -54,6 +54,12 @@ def describe_cache(cache):
         nearest = os.path.dirname(nearest)
     if not (os.path.isdir(nearest) and os.access(nearest, os.W_OK)):
         return f"{'has compiled kernels, but ' * there}cannot be written: set NUMDIFF_CACHE_DIR to a folder that can"
+    from numdiff.caches import cache_root, check_own
+    try:
+        for folder in filter(os.path.lexists, (cache_root(), cache)):
+            check_own(folder)
+    except OSError as error:
+        return f"is not used, as {error.strerror}"
     return "has compiled kernels" if there else "made when a kernel is compiled"
 
 

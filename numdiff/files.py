@@ -51,12 +51,6 @@ WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0) | WITHOUT_WAITING  # 0 on Windows, which has no FIFOs
 
 
-def cache_root():
-    """The folder for what can be made again: compiled kernels, decoded pictures."""
-    return os.environ.get("NUMDIFF_CACHE_DIR") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.join(pathlib.Path.home(), ".cache"), "numdiff")
-
-
 # Reading --------------------------------------------------------------------------------------------------------------
 
 def open_regular(path):

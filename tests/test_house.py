@@ -13,14 +13,16 @@ import numdiff
 
 ROOT = pathlib.Path(numdiff.__file__).resolve().parent
 CLI = ROOT.parent / "cli"
-GROUND = ("archives", "arguments", "children", "dtypes", "errors", "files", "float8", "hdf5", "option_names", "outputs",
-          "plots", "progress", "progress_bar", "schema", "settings", "signals", "unpickle")
+GROUND = ("archives", "arguments", "caches", "children", "dtypes", "errors", "files", "float8", "hdf5",
+          "option_names", "outputs", "plots", "progress", "progress_bar", "schema", "settings", "signals", "unpickle")
 # From the top down; what stands in one line does not import each other.
 FLOORS = (("cli",), ("numdiff",), ("benchmark", "evaluation"), ("training",), ("distributed",), ("data", "diffusion"),
           ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)
 # Who names Numba, and what it takes from there: `cuda` comes from numdiff.device, types and `intrinsic` make intrinsics
 INTRINSICS = {"numba.cuda.types", "numba.cuda.extending.intrinsic"}
 NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"}, "device/cpu.py": {"numba"}, "hdf5/lzf.py": {"numba"},
+         "device/loop_cache.py": {"numba", "numba.core.caching.NullCache", "numba.core.compiler.CompileResult",
+                                  "numba.core.serialize.dumps"},
          "device/inline_ptx.py": {"numba.cuda.types", "numba.cuda.core.errors.RequireLiteralValue",
                                   "numba.cuda.core.errors.TypingError"},
          "device/compiler.py": {"numba", "numba.core.types.void", "numba.cuda.compiler", "numba.cuda.cudadrv.nvvm",
@@ -116,7 +118,7 @@ def test_numba_is_named_where_it_was():
 
 def test_only_children_starts_python():
     """…where each process is isolated from the current folder; forks import nothing again."""
-    starts = re.compile(r"sys\.executable|get_context|multiprocessing\.(Process|Pool)|ProcessPool|os\.(exec|spawn|"
+    starts = re.compile(r"sys\.executable|\bget_context|multiprocessing\.(Process|Pool)|ProcessPool|os\.(exec|spawn|"
                         r"system|popen|posix_spawn)|runpy|set_executable")
     assert [name for name, path in files().items() if starts.search(path.read_text(encoding="utf-8"))] == [
         "numdiff.children"]

@@ -16,8 +16,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+from ..caches import cache_root, check_own_file, own_folder
 from ..errors import NumdiffError
-from ..files import cache_root, cannot_write
 from ..progress import tick
 from ..progress_bar import tracked
 from . import dataset
@@ -67,13 +67,13 @@ def decoded(folder, image_size=None, say=None):
     name = re.sub(r"[^\w.-]", "_", os.path.basename(os.path.abspath(folder)))[:60] or "pictures"
     prefix = f"{name}-{image_size or 'own'}-{source}-"
     path = cache / f"{prefix}{digest}.h5"
+    try:
+        own_folder(cache)
+    except OSError as error:
+        raise NumdiffError(f"the pictures of a folder cannot be kept in {cache} ({error.strerror}): set "
+                           "NUMDIFF_CACHE_DIR to a folder of your own.") from None
     if _usable(path):
         return str(path)
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NumdiffError(f"{cannot_write('the pictures of a folder to', cache, error)} NUMDIFF_CACHE_DIR names "
-                           "another cache.") from None
     decode = functools.partial(
         import_dataset, folder, path, image_size, force=True, strict=True, size_flag="--image-size",
         progress=lambda items, total: tracked(_ticking(items), total, "decoding", "picture"))
@@ -103,11 +103,10 @@ def _digest(value, size):
 
 
 def _usable(path):
-    if not path.exists():
-        return False
     try:
+        check_own_file(path)
         dataset.Dataset(path, in_memory=False).close()
-    except NumdiffError:
+    except (OSError, NumdiffError):
         return False  # damaged: it is written again
     return True
 

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 import numba
 import threadpoolctl
 
+from .loop_cache import LoopCache
 from .threads import Stack
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
@@ -190,10 +191,9 @@ def on_host(function, reorders=False):
     reorders: a sum may be taken as several, which a core's vectors add up at once; on one machine always the same
     """
     options = {"nogil": True, "error_model": "numpy"} | ({"fastmath": {"reassoc"}} if reorders else {})
-    try:
-        return numba.njit(function, cache=True, **options)
-    except RuntimeError:  # there is no folder that may be written to
-        return numba.njit(function, **options)
+    compiled = numba.njit(function, **options)
+    compiled._cache = LoopCache(function)
+    return compiled
 
 
 @functools.cache

@@ -7,7 +7,8 @@ processes that compile the same kernel at the same time write the same file: no 
 name only when complete (it is written beside it, then renamed), and its content has a checksum: a damaged file counts
 as missing.
 
-Where the folder cannot be written, kernels go to a temporary one, which lasts as long as the process that made it.
+Where the folder cannot be written, or is not this user's alone, kernels go to a temporary one, which lasts as long as
+the process that made it.
 """
 import atexit
 import contextlib
@@ -23,7 +24,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from ..files import cache_root
+from ..caches import cache_root, check_own, own_folder, read_own, write_own
 
 MAGIC = b"numdiff kernel 1\n"
 STALE = 3600  # seconds after which a file that nobody finished is removed
@@ -104,31 +105,24 @@ class KernelCache:
         """The `MachineCode` of a kernel; None where it is not there, or damaged."""
         name = self.file_name(key)
         for folder in (self.folder, *self.more):
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                return unpack((folder / name).read_bytes())
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                check_own(folder)
+                return unpack(read_own(folder / name))
         return None
 
     def write(self, key, code):
         """Keep a compiled kernel. Raises OSError where it cannot be written: see `writable`."""
-        folder = self.more[-1] if self.more else self.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        name = self.file_name(key)
-        unfinished = folder / f".{name}.{os.getpid()}"
-        try:
-            unfinished.write_bytes(pack(code))
-            unfinished.replace(folder / name)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_own(own_folder(self.more[-1] if self.more else self.folder) / self.file_name(key), pack(code))
 
     def writable(self, complain=None):
-        """The folder that new kernels go to. Where the cache's own cannot be written it is a temporary one.
+        """The folder that new kernels go to. Where the cache's own cannot be used it is a temporary one.
 
         complain(sentence): called to say so, once a process (default: on stderr)
         """
         if self.more:
             return self.more[-1]
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            own_folder(self.folder)
             with tempfile.TemporaryFile(dir=self.folder) as file:
                 file.write(bytes(4096))  # a full disk takes a name but no bytes
         except OSError as error:
@@ -140,10 +134,10 @@ class KernelCache:
 
 @functools.cache
 def temporary_folder(folder, reason, complain):
-    """A folder that is removed with this process, in place of one that cannot be written; says so."""
+    """A folder that is removed with this process, in place of one that cannot be used; says so."""
     (complain or functools.partial(print, file=sys.stderr))(
-        f"the kernel cache {folder} cannot be written ({reason}): kernels are compiled again in every run; set "
-        "NUMDIFF_CACHE_DIR to a writable folder.")
+        f"the kernel cache {folder} cannot be used ({reason}): kernels are compiled again in every run; set "
+        "NUMDIFF_CACHE_DIR to a folder of your own.")
     path = tempfile.mkdtemp(prefix="numdiff-kernels-")
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return pathlib.Path(path)

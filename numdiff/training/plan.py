@@ -106,5 +106,5 @@ def parse_capability(text):
 
 
 def refuse(complaint):
-    """Called where the cache cannot be written: raises, as there is nothing to fill."""
-    raise NumdiffError(f"{complaint.split(': kernels are')[0]}; set NUMDIFF_CACHE_DIR to a writable folder.")
+    """Called where the cache cannot be used: raises, as there is nothing to fill."""
+    raise NumdiffError(f"{complaint.split(': kernels are')[0]}; set NUMDIFF_CACHE_DIR to a folder of your own.")

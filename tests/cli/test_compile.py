@@ -67,8 +67,8 @@ def test_a_folder_that_cannot_be_written(cache, monkeypatch):
     result = run("dit", "--preset", "tiny", "--capability", "9.0")
     assert result.exit_code == 1
     folder = KernelCache((9, 0)).folder
-    assert result.output == (f"Error: the kernel cache {folder} cannot be written (Not a directory); set "
-                             "NUMDIFF_CACHE_DIR to a writable folder.\n")
+    assert result.output == (f"Error: the kernel cache {folder} cannot be used (Not a directory); set "
+                             "NUMDIFF_CACHE_DIR to a folder of your own.\n")
 
 
 def test_a_kernel_that_cannot_be_compiled(monkeypatch):

@@ -94,7 +94,7 @@ def test_what_cannot_be_used(photos, tmp_path, monkeypatch):
         open_dataset(tmp_path / "none", 16)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(NumdiffError, match="cannot write the pictures of a folder to .* NUMDIFF_CACHE_DIR names"):
+    with pytest.raises(NumdiffError, match="cannot be kept in .*data .Not a directory.: set NUMDIFF_CACHE_DIR"):
         open_dataset(photos, 16)
 
 

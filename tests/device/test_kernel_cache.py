@@ -101,8 +101,8 @@ def test_a_folder_that_cannot_be_written(unwritable):
         assert cache.has(KEY) and cache.read(KEY) == CODE and folder.is_dir()
         assert cache.writable(lines.append) == folder
     line, = lines
-    assert line == (f"the kernel cache {unwritable} cannot be written (Not a directory): kernels are compiled again in "
-                    "every run; set NUMDIFF_CACHE_DIR to a writable folder.")
+    assert line == (f"the kernel cache {unwritable} cannot be used (Not a directory): kernels are compiled again in "
+                    "every run; set NUMDIFF_CACHE_DIR to a folder of your own.")
 
 
 def test_a_folder_that_can_only_be_read_is_read(cache, unwritable):

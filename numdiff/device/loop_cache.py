@@ -1,0 +1,56 @@
+"""Loops that Numba has compiled for the host's cores (`on_host`), kept on disk like kernels (kernel_cache.py).
+
+Numba's own cache unpickles what it finds in `NUMBA_CACHE_DIR`, whose ever it is, and raises where a file is damaged or
+the disk is full. This one has a file for each function and its types, in a folder that is this user's alone, with a
+checksum. Whatever is wrong with a file or with the folder, the loop is compiled again: all of a run's take 4 s.
+"""
+import hashlib
+import pathlib
+import pickle
+import platform
+
+import numba
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+from ..caches import cache_root, check_own, own_folder, read_own, write_own
+from .kernel_cache import code_digest, toolchain
+
+CHECKSUM = 32  # bytes of SHA-256, before the rest
+
+
+class LoopCache(NullCache):
+    """What Numba's dispatchers ask for compiled code, of one function; `NullCache` has no other methods."""
+
+    def __init__(self, function):
+        self._name = f"{function.__module__}.{function.__qualname__}"
+
+    def load_overload(self, sig, target_context):
+        """The compiled function for arguments of certain types; None where it is not there, or damaged."""
+        try:
+            target_context.refresh()
+            path = self._path(sig, target_context)
+            check_own(path.parent)
+            data = read_own(path)
+            if hashlib.sha256(data[CHECKSUM:]).digest() == data[:CHECKSUM]:
+                return CompileResult._rebuild(target_context, *pickle.loads(data[CHECKSUM:]))
+        except Exception:  # no folder, no file, or one of another Numba
+            pass
+        return None
+
+    def save_overload(self, sig, data):
+        if data.lifted or data.library.has_dynamic_globals:  # it refers to addresses of this process
+            return
+        try:
+            path = self._path(sig, data.target_context)
+            content = dumps(data._reduce())
+            write_own(own_folder(path.parent) / path.name, hashlib.sha256(content).digest() + content)
+        except Exception:  # a full disk, say: the next process compiles it again
+            pass
+
+    def _path(self, sig, target_context):
+        text = repr((self._name, str(sig), target_context.codegen().magic_tuple(), toolchain(),
+                     platform.python_version(), numba.__version__))
+        name = f"{self._name.rpartition('.')[2]}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+        return pathlib.Path(cache_root()) / f"loops-{code_digest()}" / name
