@@ -14,14 +14,17 @@ import os
 import re
 import stat
 import struct
+import sys
 import threading
 import warnings
+import zlib
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import MARKER
 
 from .netpbm import is_netpbm, read_header, read_pixels
+from .profiles import Unusable, to_srgb
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "JPEG2000", "AVIF", "ICO", "QOI")
 MAXIMUM_FILE_BYTES = 1 << 29  # MAXIMUM_PIXELS of the widest kind, RGBA of 16 bits
@@ -39,7 +42,13 @@ TAG_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4,
 TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
          5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
          8: Image.Transpose.ROTATE_90}
+SIDEWAYS = tuple(TURNS[turn] for turn in (5, 6, 7, 8))
+MOVED = dict(zip(TURNS.values(), (  # where a point of an image of w×h pixels comes to lie
+    lambda x, y, w, h: (w - x, y), lambda x, y, w, h: (w - x, h - y), lambda x, y, w, h: (x, h - y),
+    lambda x, y, w, h: (y, x), lambda x, y, w, h: (h - y, x), lambda x, y, w, h: (h - y, w - x),
+    lambda x, y, w, h: (y, w - x)), strict=True))
 ORIENTATION = 0x0112
+REGION, PROFILE = "numdiff region", "numdiff profile"  # keys of an image's info
 
 
 class Unreadable(Exception):
@@ -110,8 +119,9 @@ def open_picture(path):
 def decoded(nbytes, read, wanted=None):
     """`with decoded(…) as image`: the decoded PIL image of a file of this many bytes, which `read()` returns.
 
-    wanted: the size that it will be brought to; lets JPEG decode a much larger photo at 1/2, 1/4 or 1/8 of its size.
-    The image's share of the memory budget is held until the end of the block. `Unreadable` says why it cannot be read.
+    It is upright, has 8 bits but for grey of 16, and its colours are sRGB. wanted: the size that it will be brought to;
+    lets JPEG decode a much larger photo at 1/2, 1/4 or 1/8 of its size: see `region_of`. The image's share of the
+    memory budget is held until the end of the block. `Unreadable` says why it cannot be read.
     """
     if not nbytes:
         raise Unreadable("empty file")
@@ -126,17 +136,31 @@ def decoded(nbytes, read, wanted=None):
         with _reasons():
             _check(data)
             image = Image.open(io.BytesIO(data), formats=formats())
-            full = _checked_pixels(image, data)
-            if wanted:
-                image.draft(None, (2 * wanted, 2 * wanted))
+            full, size = _checked_pixels(image, data), image.size
+            draft = image.draft(None, (2 * wanted, 2 * wanted)) if wanted else None
+            region = draft[1] if draft else (0, 0, *size)
             pixels = image.width * image.height
             if pixels > MAXIMUM_PIXELS:
                 raise Unreadable(_too_large(image))
-        with _pixels.take(8 * pixels + 6 * full * (image.format in ("JPEG", "MPO"))):  # 6: a progressive JPEG's
+        deep = _has_16_bits(image, data)
+        copies = 8 + 8 * deep + 4 * ("icc_profile" in image.info)
+        with _pixels.take(copies * pixels + 6 * full * (image.format in ("JPEG", "MPO"))):  # 6: a progressive JPEG's
             with _reasons():
                 image.load()
-                image = _grey_of_16_bits(image, data)
+                image.info[REGION] = size, region
+                image = _in_srgb(_upright(_eight_bit_colour(image, data, deep)))
             yield image
+
+
+def region_of(image):
+    """((width, height), (left, top, right, bottom)) of an image that `decoded` gave: the pixels of its file, and the
+    part of the image that they are. A JPEG decoded at 1/8 of 1001 pixels has 126, of which 125.125 are the picture."""
+    return image.info.get(REGION, (image.size, (0, 0, *image.size)))
+
+
+def profile_of(image):
+    """What was done with the colour profile of an image that `decoded` gave: "converted", "unusable" or None."""
+    return image.info.get(PROFILE)
 
 
 def _netpbm(data):
@@ -351,28 +375,106 @@ def _check_codestream(header):
 
 # Pixels ---------------------------------------------------------------------------------------------------------------
 
-def _grey_of_16_bits(image, data):
-    """A PNG of 16-bit grey with alpha comes as RGBA from Pillow: as LA. (It takes the upper byte of the 16 bits.)"""
-    if image.format != "PNG":
-        return image
-    depth, kind = data[24:26]
+def _has_16_bits(image, data):
+    """Whether an opened picture has 16 bits a channel that Pillow would truncate to 8."""
+    if image.format == "PNG":
+        return data[12:16] == b"IHDR" and data[24] == 16 and data[25] in (2, 4, 6)
+    return bool(image.format == "TIFF" and image.tile and all(_other_bytes(tile[3]) for tile in image.tile))
+
+
+def _eight_bit_colour(image, data, deep):
+    """A loaded picture whose colour of 16 bits is rounded to 8, and whose transparent colour is one of 8 bits.
+
+    Pillow takes the upper bytes; the lower ones come from decoding it as of the other byte order.
+    """
     transparent = image.info.get("transparency")
-    if kind == 4 and image.mode == "RGBA":
-        grey = Image.merge("LA", (image.getchannel("R"), image.getchannel("A")))
-        grey.info = image.info
-        return grey
-    if kind == 0 and depth < 8 and isinstance(transparent, int):  # told in the file's bits, and Pillow makes 8 of them
+    depth, kind = data[24:26] if image.format == "PNG" else (8, None)
+    if kind == 0 and depth < 8 and isinstance(transparent, int):  # in the file's bits, of which Pillow makes 8
         image.info["transparency"] = min(255, transparent * 255 // (2 ** depth - 1))
-    if kind == 2 and depth == 16 and isinstance(transparent, tuple):
-        image.info["transparency"] = tuple(value >> 8 for value in transparent)
-    return image
+    if not deep:
+        return image
+    if kind == 4:  # grey and alpha, 4 bytes as RGBA has of 8 bits: Pillow has only the upper ones
+        header = data[12:24] + b"\x08\x06" + data[26:29]
+        pixels = _decoded_again(data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:])
+        return _rounded(image, pixels[..., 0::2], pixels[..., 1::2])
+    low = _decoded_again(data, _other_bytes)
+    return _rounded(image, np.asarray(image), low, transparent if isinstance(transparent, tuple) else None)
+
+
+def _decoded_again(data, change=None):
+    """The pixels of a picture, decoded with other arguments where `change` makes some from the decoder's."""
+    image = Image.open(io.BytesIO(data), formats=formats())
+    if change:
+        image.tile = [tile._replace(args=change(tile[3])) if hasattr(tile, "_replace")
+                      else (*tile[:3], change(tile[3])) for tile in image.tile]  # a plain tuple before Pillow 11
+    image.load()
+    return np.asarray(image)
+
+
+def _other_bytes(arguments):
+    """A decoder's arguments for the lower bytes of 16-bit colour; None if it is something else."""
+    raw = arguments if isinstance(arguments, str) else arguments[0] if arguments else None
+    if not isinstance(raw, str) or raw[:-1] not in ("RGB;16", "RGBX;16", "RGBA;16", "CMYK;16"):
+        return None
+    native = "L" if sys.byteorder == "little" else "B"
+    other = raw[:-1] + {"L": "B", "B": "L", "N": "B" if native == "L" else "L"}[raw[-1]]
+    return other if isinstance(arguments, str) else (other, *arguments[1:])
+
+
+def _rounded(image, high, low, transparent=None):
+    """An image like `image` of 16-bit pixels, given as their upper and lower bytes, rounded to 8; pixels of the colour
+    `transparent` get an alpha of 0."""
+    height, width, channels = high.shape
+    out = np.empty((height, width, channels + (transparent is not None)), np.uint8)
+    rows = max(1, STRIP_PIXELS // width)
+    for top in range(0, height, rows):
+        wide = high[top:top + rows].astype(np.uint32) * 256 + low[top:top + rows]
+        out[top:top + rows, :, :channels] = (wide * 255 + 32767) // 65535
+        if transparent is not None:
+            out[top:top + rows, :, channels] = 255 * (wide != transparent).any(-1)
+    result = Image.fromarray(out, {2: "LA", 3: "RGB"}.get(out.shape[2], "CMYK" if image.mode == "CMYK" else "RGBA"))
+    result.info = {name: value for name, value in image.info.items() if name != "transparency" or transparent is None}
+    return result
+
+
+def _in_srgb(image):
+    """The picture in sRGB, if it has a colour profile; see `profile_of`."""
+    profile = image.info.pop("icc_profile", None)
+    if not profile or image.mode in ("1", "F"):
+        return image
+    try:
+        plain = _plain(image)
+        result = to_srgb(plain, profile)
+    except Unusable:
+        image.info[PROFILE] = "unusable"
+        return image
+    if result is plain:
+        return image
+    result.info = {**image.info, PROFILE: "converted"}
+    result.info.pop("transparency", None)
+    return result
+
+
+def _plain(image):
+    """A picture as a mode that colour profiles are for: L, LA, RGB, RGBA or CMYK."""
+    transparent = "transparency" in image.info
+    if image.mode.startswith("I"):
+        grey = Image.fromarray(_grey_of_16_bits(image))
+        if isinstance(image.info.get("transparency"), int):
+            grey.putalpha(Image.fromarray(np.where(np.asarray(image) == image.info["transparency"], 0, 255)
+                                          .astype(np.uint8)))
+        return grey
+    if image.mode in ("L", "RGB") and transparent:
+        return image.convert({"L": "LA", "RGB": "RGBA"}[image.mode])
+    if image.mode in ("P", "PA"):
+        return image.convert("RGBA" if transparent or image.mode == "PA" else "RGB")
+    return image.convert({"La": "LA", "RGBa": "RGBA", "RGBX": "RGB", "YCbCr": "RGB"}.get(image.mode, image.mode))
 
 
 def flatten(image, background):
-    """An upright 8-bit image of mode L or RGB, transparent parts composed over the background (red, green, blue). It is
-    grey if the file and the background are. 16-bit grey is rounded to 8.
+    """An 8-bit image of mode L or RGB, transparent parts composed over the background (red, green, blue). It is grey if
+    the file and the background are. 16-bit grey is rounded to 8.
     """
-    image = _upright(image)
     if image.mode == "F":
         raise Unreadable("floating-point pixels, whose range is not known; convert it to 8 bits")
     transparent = image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info
@@ -389,7 +491,7 @@ def flatten(image, background):
 
 
 def _upright(image):
-    """Turned as EXIF says."""
+    """Turned as EXIF says; then EXIF says nothing more."""
     try:
         exif = image.info.get("exif") or b""
         raw = image.info.get("Raw profile type exif") or ""  # ImageMagick's, in hexadecimal digits
@@ -398,7 +500,15 @@ def _upright(image):
         turn = TURNS.get(image.getexif().get(ORIENTATION))
     except Exception:  # damaged EXIF: the pixels are good, only the orientation is unknown
         return image
-    return image if turn is None else image.transpose(turn)
+    if turn is None:
+        return image
+    size, (left, top, right, bottom) = region_of(image)
+    moved = MOVED[turn]
+    (left, top), (right, bottom) = (moved(x, y, *image.size) for x, y in ((left, top), (right, bottom)))
+    image = image.transpose(turn)
+    image.info[REGION] = (size[::-1] if turn in SIDEWAYS else size,
+                          (min(left, right), min(top, bottom), max(left, right), max(top, bottom)))
+    return image
 
 
 def _flat(image, background, transparent):
@@ -418,12 +528,17 @@ def _flat(image, background, transparent):
 
 def _eight_bits(image, background, transparent):
     """An image of 16-bit (or wider) grey pixels as 8 bits; pixels of the value `transparent` as the background."""
-    pixels = np.asarray(image)
-    if pixels.dtype.itemsize > 2 and (pixels.min() < 0 or pixels.max() > 65535):
-        raise Unreadable("32-bit pixels, whose range is not known; convert it to 8 bits")
-    grey = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    pixels, grey = np.asarray(image), _grey_of_16_bits(image)
     if not isinstance(transparent, int):
         return Image.fromarray(grey)
     shown = np.repeat(grey[..., None], 3, axis=-1)
     shown[pixels == transparent] = background
     return Image.fromarray(shown if len(set(background)) > 1 else np.ascontiguousarray(shown[..., 0]))
+
+
+def _grey_of_16_bits(image):
+    """Grey pixels of 16 bits or more as uint8 (H, W), rounded."""
+    pixels = np.asarray(image)
+    if pixels.dtype.itemsize > 2 and (pixels.min() < 0 or pixels.max() > 65535):
+        raise Unreadable("32-bit pixels, whose range is not known; convert it to 8 bits")
+    return ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)

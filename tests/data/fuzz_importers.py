@@ -29,6 +29,7 @@ import zlib
 import numpy as np
 from PIL import Image, features
 
+from tests.data.sources import ADOBE, icc, png, tiff
 from tests.forked import forked
 
 SECONDS, MEGABYTES = 20, 300  # of a slow core: what is not refused in time takes minutes
@@ -64,6 +65,10 @@ def pictures():
         "raw.tif": _saved(rgb, "TIFF", exif=exif), "deep.tif": _saved(deep, "TIFF"), "a.ppm": _saved(rgb, "PPM"),
         "lzw.tif": _saved(rgb, "TIFF", compression="tiff_lzw"), "jpeg.tif": _saved(rgb, "TIFF", compression="jpeg"),
         "bits.tif": _saved(rgb.convert("1"), "TIFF", compression="group4"), "a.ico": _saved(clear, "ICO"),
+        "icc.tif": _saved(rgb, "TIFF", icc_profile=icc(ADOBE)), "icc.jpg": _saved(rgb, "JPEG", icc_profile=icc(ADOBE)),
+        "icc.png": _saved(grey, "PNG", icc_profile=icc(space=b"GRAY")),
+        "colour16.tif": tiff(rng.integers(0, 65536, (24, 24, 3), np.uint16)),
+        "colour16.png": png(rng.integers(0, 65536, (24, 24, 4), np.uint16)),
         "bmp.ico": _saved(clear, "ICO", bitmap_format="bmp"), "a.pgm": b"P2 4 4 255\n" + b"1 2 3 4\n" * 4}
     for module, name, form in (("webp", "a.webp", "WEBP"), ("jpg_2000", "a.jp2", "JPEG2000"),
                                ("avif", "a.avif", "AVIF")):

@@ -54,3 +54,50 @@ def zipped(path, files):
         for name, data in files.items():
             archive.writestr(name, data if isinstance(data, bytes) else png(data))
     return path
+
+
+def tiff(pixels, order="<", compressed=False, extra=None):
+    """TIFF bytes of 16-bit pixels (H, W, C), in one strip."""
+    height, width, channels = pixels.shape
+    data = pixels.astype(order + "u2").tobytes()
+    data = zlib.compress(data) if compressed else data
+    bits = struct.pack(f"{order}{channels}H", *[16] * channels)
+    tags = [(256, 3, 1, width), (257, 3, 1, height), (258, 3, channels, 8), (259, 3, 1, 8 if compressed else 1),
+            (262, 3, 1, 2), (273, 4, 1, 8 + len(bits)), (277, 3, 1, channels), (278, 3, 1, height),
+            (279, 4, 1, len(data))] + ([(338, 3, 1, extra)] if extra is not None else [])
+    entries = b"".join(struct.pack(order + "HHI", tag, kind, count) + (
+        struct.pack(order + "HH", value, 0) if kind == 3 and count == 1 else struct.pack(order + "I", value))
+        for tag, kind, count, value in tags)
+    start = 8 + len(bits) + len(data)
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", start + start % 2)
+    return head + bits + data + bytes(start % 2) + struct.pack(order + "H", len(tags)) + entries + bytes(4)
+
+
+# Matrices of RGB to XYZ, adapted to D50 (Lindbloom)
+SRGB = np.array([[0.4360747, 0.3850649, 0.1430804], [0.2225045, 0.7168786, 0.0606169],
+                 [0.0139322, 0.0971045, 0.7141733]])
+ADOBE = np.array([[0.6097559, 0.2052401, 0.1492240], [0.3111242, 0.6256560, 0.0632197],
+                  [0.0194811, 0.0608902, 0.7448387]])
+
+
+def icc(matrix=None, gamma=2.2, space=b"RGB ", kind=b"mntr"):
+    """An ICC profile of version 2: a matrix (3, 3) and one exponent, or of grey an exponent."""
+    def xyz(values):
+        return b"XYZ \0\0\0\0" + struct.pack(">3i", *(round(65536 * v) for v in values))
+
+    curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, round(256 * gamma)) + b"\0\0"
+    tags = [(b"desc", b"desc\0\0\0\0" + struct.pack(">I", 2) + b"a\0" + bytes(78)),
+            (b"cprt", b"text\0\0\0\0none\0"), (b"wtpt", xyz((0.9642, 1, 0.8249)))]
+    if matrix is None:
+        tags.append((b"kTRC", curve))
+    else:
+        tags += [(name, xyz(column)) for name, column in zip((b"rXYZ", b"gXYZ", b"bXYZ"), matrix.T, strict=True)]
+        tags += [(name, curve) for name in (b"rTRC", b"gTRC", b"bTRC")]
+    table, body, position = struct.pack(">I", len(tags)), b"", 132 + 12 * len(tags)
+    for name, data in tags:
+        data += bytes(-len(data) % 4)
+        table += name + struct.pack(">II", position + len(body), len(data))
+        body += data
+    header = struct.pack(">I4sI4s4s4s12x4s", 132 + len(table) - 4 + len(body), b"lcms", 0x02100000, kind, space,
+                         b"XYZ ", b"acsp") + bytes(28) + struct.pack(">3i", 63190, 65536, 54061)
+    return header.ljust(128, b"\0") + table + body

@@ -5,13 +5,14 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 from numdiff.data.importers import import_dataset
+from numdiff.data.pictures import decoded
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.evaluation.sources import open_source
 from numdiff.training.sample_files import read_mask, read_picture
-from tests.data.sources import colours, contents, fill, png, png_of_chunks, saved
+from tests.data.sources import ADOBE, SRGB, colours, contents, fill, icc, png, png_of_chunks, saved, tiff
 
 
 def imported(tmp_path, out, data, **options):
@@ -27,7 +28,147 @@ def test_16_bit_pixels(tmp_path, out):
     tiff = saved(Image.fromarray(values), "TIFF")
     assert np.array_equal(imported(tmp_path, out, tiff)[..., 0], expected)
     rgb = np.stack([values] * 3, -1)
-    assert np.abs(imported(tmp_path, out, rgb).astype(int) - expected[..., None]).max() <= 1
+    assert np.array_equal(imported(tmp_path, out, rgb), np.stack([expected] * 3, -1))
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_16_bit_colour_is_rounded(tmp_path, out, rng, channels):
+    """Pillow truncates it. What is transparent is so to the last bit."""
+    square = rng.integers(0, 65536, (5, 5, channels), np.uint16)
+    square[0, :3, 0] = 127, 128, 129
+    if channels != 3:
+        square[..., -1] = 65535  # opaque
+    shown = np.rint(square / 257).astype(np.uint8)[..., :channels - (channels != 3)]
+    assert np.array_equal(imported(tmp_path, out, png(square)), shown)
+    if channels == 2:
+        return
+    for order in "<>":
+        for compressed in (False, True):
+            found = imported(tmp_path, out, tiff(square, order, compressed, 2 if channels == 4 else None))
+            assert np.array_equal(found, shown), (order, compressed)
+
+
+def test_16_bit_colour_that_is_transparent(tmp_path, out):
+    """The transparent colour of a PNG is compared in 16 bits: its neighbour of the same 8 bits is opaque."""
+    row = struct.pack(">6H", 514, 771, 1028, 515, 771, 1028)
+    data = png_of_chunks((b"IHDR", struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)),
+                         (b"tRNS", struct.pack(">HHH", 514, 771, 1028)),
+                         (b"IDAT", zlib.compress((b"\0" + row) * 2)))
+    assert imported(tmp_path, out, data).tolist() == [[[255, 255, 255], [2, 3, 4]]] * 2
+    alpha = np.zeros((2, 2, 4), np.uint16)
+    alpha[..., 0], alpha[..., 3] = 65535, 32896
+    assert imported(tmp_path, out, png(alpha), background="black")[0, 0].tolist() == [128, 0, 0]
+
+
+# Large JPEGs ----------------------------------------------------------------------------------------------------------
+
+def smooth(width, height):
+    """A picture whose colours are linear in x and in y, and so tell where it was cut."""
+    x, y = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
+    return np.stack([255 * x / width, 255 * y / height, 255 * (x + y) / (width + height)], -1)
+
+
+SIZES = [(600, 377, 32), (401, 223, 48), (279, 500, 16), (425, 213, 13)]  # width, height, size of the result
+
+
+@pytest.mark.parametrize("width, height, size, fit, orientation", [
+    *((*SIZES[i % 4], "crop", i) for i in range(1, 9)), *((*SIZES[i], "crop", 6) for i in (0, 1, 3)),
+    *((*SIZES[i], fit, 6 - 3 * (i == 2)) for i in range(4) for fit in ("stretch", "pad"))])
+def test_a_reduced_jpeg_is_cut_where_the_whole_one_is(tmp_path, out, width, height, size, fit, orientation):
+    """Decoded at 1/2 to 1/8, also where that gives no whole number of pixels, and whichever side is up."""
+    pixels = np.rint(smooth(width, height)).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    jpeg = saved(Image.fromarray(pixels), "JPEG", quality=100, subsampling=0, exif=exif)
+    with decoded(len(jpeg), lambda: jpeg, size) as image:
+        assert max(image.size) <= 300
+    found = imported(tmp_path, out, jpeg, size=size, fit=fit, background="black").astype(float)
+    whole = imported(tmp_path, out, saved(Image.fromarray(pixels), "PNG", exif=exif), size=size, fit=fit,
+                     background="black")
+    off = (found - whole).mean((0, 1)) / (255 / size)  # in pixels of the result, about
+    assert np.abs(off[:2]).max() < 0.05 and np.abs(found - whole)[1:-1, 1:-1].max() <= 2
+
+
+def test_only_the_crop_is_seen(tmp_path, out):
+    """Beside the middle square the picture is of another colour, of which nothing comes in but half a reduced pixel."""
+    image = np.zeros((512, 1030, 3), np.uint8)
+    image[:, 259:771] = 200
+    whole = imported(tmp_path, out, image, size=32)
+    assert (whole == 200).all()
+    jpeg = imported(tmp_path, out, saved(Image.fromarray(image), "JPEG", quality=100, subsampling=0), size=32)
+    assert np.abs(jpeg[:, 2:-2].astype(int) - 200).max() <= 2 and jpeg.min() > 150
+
+
+# Colour profiles ------------------------------------------------------------------------------------------------------
+
+def in_srgb(pixels, matrix, gamma=2.2):
+    """float64 in 0 … 255: the same colours in sRGB, by the formulas of IEC 61966-2-1."""
+    linear = np.clip((pixels / 255.0) ** gamma @ (np.linalg.inv(SRGB) @ matrix).T, 0, 1)
+    return 255 * np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+
+
+def notes_of(tmp_path, out, data, **options):
+    return import_dataset(fill(tmp_path / "one", {"a.png": data}), out, force=True, **options).notes
+
+
+@pytest.mark.parametrize("form, options", [("PNG", {}), ("TIFF", {}), ("WEBP", {"lossless": True}),
+                                           ("JPEG", {"quality": 100, "subsampling": 0})])
+def test_colour_profiles(tmp_path, out, rng, form, options):
+    pixels = np.repeat(np.repeat(rng.integers(0, 256, (2, 2, 3), np.uint8), 8, 0), 8, 1)
+    data = saved(Image.fromarray(pixels), form, icc_profile=icc(ADOBE), **options)
+    found, expected = imported(tmp_path, out, data).astype(float), in_srgb(pixels, ADOBE)
+    assert np.abs(found - expected).max() < (6 if form == "JPEG" else 1.5)
+    assert notes_of(tmp_path, out, data) == [
+        "1 image was converted to sRGB from the colour profile in the file (a.png)."]
+    path = tmp_path / "one" / "a.png"
+    assert np.allclose((read_picture(path, (16, 16, 3)) + 1) * 127.5, found, atol=1e-3)
+    assert np.array_equal(next(iter(open_source(tmp_path / "one").batches(1)))[0], found)
+    plain = saved(Image.fromarray(pixels), form, **options)
+    for profile in (None, ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()):
+        same = saved(Image.fromarray(pixels), form, icc_profile=profile, **options)
+        assert np.array_equal(imported(tmp_path, out, same), imported(tmp_path, out, plain))
+        assert notes_of(tmp_path, out, same) == []
+
+
+def test_profiles_of_other_pixels(tmp_path, out, rng):
+    """Transparent, grey, of a palette, of 16 bits, on its side."""
+    pixels = np.repeat(np.repeat(rng.integers(0, 256, (2, 2, 4), np.uint8), 8, 0), 8, 1)
+    pixels[..., 3] = [[255] * 8 + [0] * 8] * 16
+    found = imported(tmp_path, out, saved(Image.fromarray(pixels), "PNG", icc_profile=icc(ADOBE)), background="red")
+    assert np.abs(found[:, :8] - in_srgb(pixels[..., :3], ADOBE)[:, :8]).max() < 1.5
+    assert (found[:, 8:] == [255, 0, 0]).all()
+    grey = np.tile(np.arange(0, 256, 16, dtype=np.uint8), (16, 1))
+    expected = in_srgb(np.stack([grey] * 3, -1), SRGB, 1.0)[..., :1]
+    for profile in (icc(gamma=1.0, space=b"GRAY"), icc(SRGB, gamma=1.0)):
+        found = imported(tmp_path, out, saved(Image.fromarray(grey), "PNG", icc_profile=profile))
+        assert found.shape == (16, 16, 1) and np.abs(found - expected).max() < 1.5
+        deep = saved(Image.fromarray(grey.astype(np.uint16) * 257), "PNG", icc_profile=profile)
+        assert np.abs(imported(tmp_path, out, deep) - expected).max() < 1.5
+    palette = Image.fromarray(pixels[..., :3]).quantize(4)
+    found = imported(tmp_path, out, saved(palette, "PNG", icc_profile=icc(ADOBE)))
+    assert np.abs(found - in_srgb(np.asarray(palette.convert("RGB")), ADOBE)).max() < 1.5
+    chunk = b"a\0\0" + zlib.compress(icc(ADOBE))
+    deep = png(pixels[..., :3].astype(np.uint16) * 257)
+    found = imported(tmp_path, out, deep[:33] + png_of_chunks((b"iCCP", chunk))[8:-12] + deep[33:])
+    assert np.abs(found - in_srgb(pixels[..., :3], ADOBE)).max() < 1.5
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = saved(Image.fromarray(pixels[..., :3]), "PNG", icc_profile=icc(ADOBE), exif=exif)
+    assert np.abs(imported(tmp_path, out, turned) - np.rot90(in_srgb(pixels[..., :3], ADOBE), -1)).max() < 1.5
+
+
+@pytest.mark.parametrize("profile", [
+    b"?", bytes(200), icc(ADOBE)[:200], icc(ADOBE, space=b"CMYK"), icc(gamma=2.2, space=b"GRAY"),
+    icc(ADOBE, space=b"Lab "), icc(ADOBE, kind=b"link"), icc(ADOBE) + bytes(5 << 20),
+    icc(ADOBE).replace(b"desc", b"D2B0", 1).replace(struct.pack(">I", 92), struct.pack(">I", 1 << 20), 1)],
+    ids=["short", "zeros", "cut off", "of CMYK", "of grey", "of Lab", "link", "large", "elements"])
+def test_profiles_that_cannot_be_used(tmp_path, out, profile):
+    """The picture is as without it, and the report says so."""
+    pixels = colours(1, 16)[0]
+    data = saved(Image.fromarray(pixels), "TIFF", icc_profile=profile)
+    assert np.array_equal(imported(tmp_path, out, data), pixels)
+    assert notes_of(tmp_path, out, data) == [
+        "1 image was taken for sRGB, as the colour profile cannot be used (a.png)."]
 
 
 def test_palette_with_transparency(tmp_path, out):

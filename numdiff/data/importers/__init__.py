@@ -139,6 +139,7 @@ def import_dataset(source, out, size=None, fit=None, channels=None, background=N
                                f"read, the first of them {name} ({why}): replace or remove what is damaged, or run "
                                f"`numdiff data import {shlex.quote(str(source))} OUT.h5`, which leaves it out, and use "
                                "that file.")
+        report.notes += fitting.notes()
         writer.finish(opened.classes)
     return report
 

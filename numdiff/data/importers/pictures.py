@@ -5,7 +5,8 @@ import numpy as np
 from PIL import Image, ImageColor
 
 from ...errors import NumdiffError, UsageError
-from ..pictures import flatten
+from ..pictures import flatten, profile_of, region_of
+from .source import examples
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".dib", ".webp", ".tif", ".tiff", ".ppm", ".pgm",
             ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".ico", ".qoi", ".heic", ".heif", ".tga", ".psd")
@@ -45,6 +46,7 @@ class Fitting:
         self.size, self.fit, self.channels, self.flag = size, fit or FITS[0], channels, size_flag
         self.background = parse_colour("white" if background is None else background)
         self.first = None  # name of the image that decided
+        self.profiles = {"converted": [], "unusable": []}  # names of images with colour profiles, in no certain order
         self.side = size
         self.mixed_refused = channels is None  # a colour image is refused if nobody said what to do with it
 
@@ -67,7 +69,11 @@ class Fitting:
         """The image as a uint8 array (side, side, channels)."""
         if isinstance(image, np.ndarray) and image.shape == (self.side, self.side, self.channels):
             return image
-        image = flatten(_to_pil(image), self.background)
+        image = _to_pil(image)
+        region = region_of(image)
+        if profile := profile_of(image):
+            self.profiles[profile].append(name)
+        image = flatten(image, self.background)
         if self.size is None and image.size != (self.side, self.side):
             raise UsageError(f"{name} is {image.width}×{image.height} pixels, but {self.first} is "
                              f"{self.side}×{self.side}: add {self.flag} to bring all to one, for instance "
@@ -76,14 +82,25 @@ class Fitting:
             raise Mixed(f"{name} is in colour, but {self.first} is grey: add --rgb or --grey.")
         image = image.convert("L" if self.channels == 1 else "RGB")
         if self.size is not None:
-            image = _to_square(image, self.size, self.fit, self.background)
+            image = _to_square(image, self.size, self.fit, self.background, *region)
         return np.asarray(image).reshape(self.side, self.side, self.channels)
+
+
+    def notes(self):
+        """Sentences on colour profiles."""
+        for outcome, text in (("converted", "converted to sRGB from the colour profile in the file"),
+                              ("unusable", "taken for sRGB, as the colour profile cannot be used")):
+            if names := sorted(self.profiles[outcome]):
+                yield f"{len(names):,} image{'s were' if len(names) > 1 else ' was'} {text} ({examples(names)})."
 
 
 class AsTheyAre:
     """Passes latents, floats (H, W, C), on unchanged, or rounded to float16; refuses options that would change them."""
 
     size = None
+
+    def notes(self):
+        return ()
 
     def __init__(self, path, size, channels=None, fit=None, background=None, float16=False):
         self.path, self.wanted, self.float16 = path, size, float16
@@ -120,26 +137,37 @@ def _to_pil(image):
     return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
 
 
-def _to_square(image, size, fit, background):
-    """An image of mode L or RGB brought to size × size pixels."""
-    width, height = image.size
+def _to_square(image, size, fit, background, pixels, region):
+    """An image of mode L or RGB brought to size × size pixels. What is cut out is counted in the `pixels` (width,
+    height) of its file, which are the part `region` of the image, so that a JPEG's reduction moves nothing."""
+    width, height = pixels
+    step = (region[2] - region[0]) / width  # one of those pixels, in the image's: 1, 1/2, 1/4 or 1/8
     if fit == "crop":  # the largest square in the middle
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
-        return _resize(image.crop((left, top, left + side, top + side)), size, size)
+        left, top = region[0] + left * step, region[1] + top * step
+        return _resize(image, (left, top, left + side * step, top + side * step), size, size)
     if fit == "stretch":
-        return _resize(image, size, size)
+        return _resize(image, region, size, size)
     longer = max(width, height)  # pad: the whole image, with bars of the background colour
-    image = _resize(image, max(1, round(width * size / longer)), max(1, round(height * size / longer)))
+    image = _resize(image, region, max(1, round(width * size / longer)), max(1, round(height * size / longer)))
     colour = background if image.mode == "RGB" else Image.new("RGB", (1, 1), background).convert("L").getpixel((0, 0))
     square = Image.new(image.mode, (size, size), colour)
     square.paste(image, ((size - image.width) // 2, (size - image.height) // 2))
     return square
 
 
-def _resize(image, width, height):
-    """Lanczos: Pillow widens the filter when it shrinks, so that nothing aliases."""
-    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.LANCZOS)
+def _resize(image, box, width, height):
+    """A box (left, top, right, bottom) of an image, in pixels that may be broken, as width×height pixels.
+
+    Lanczos: Pillow widens the filter when it shrinks, so that nothing aliases. What is outside the box is not seen.
+    """
+    around = [math.floor(n) for n in box[:2]] + [math.ceil(n) for n in box[2:]]
+    image = image.crop(around)
+    if image.size == (width, height) and list(box) == around:
+        return image
+    box = [n - corner for n, corner in zip(box, around[:2] * 2, strict=True)]
+    return image.resize((width, height), Image.Resampling.LANCZOS, box)
 
 
 def _power_of_two(side):
