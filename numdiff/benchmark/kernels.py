@@ -260,7 +260,7 @@ class Measured:
     def _filled(self, array):
         """An `Array` on the device: its values, which are integers, or random numbers."""
         if array.values is not None:
-            return upload(array.values, self.backend)
+            return upload(array.make(np.random.default_rng(0)), self.backend)
         numbers = np.resize(self.numbers.astype(array.dtype, copy=False), array.shape)
         return upload(np.abs(numbers) if array.positive else numbers, self.backend)
 

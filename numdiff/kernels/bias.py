@@ -18,9 +18,23 @@ SOURCE
 READ NEXT
     scale_shift.py, which multiplies as well.
 """
+from ..dtypes import in_single
 from .fuse import EACH, PER_SAMPLE, Operation, fuse
+from .operation import operation
+from .problem import Problem, half, single
 from .reduce import column_sum, column_sum_cost, sample_sum, sample_sum_cost
-from .versions import versions_by_name
+
+# References -----------------------------------------------------------------------------------------------------------
+
+@in_single()
+def bias_add_forward_reference(x, bias):
+    return x + bias
+
+
+@in_single()
+def channel_add_forward_reference(x, e):
+    return (x.reshape(len(x), -1, x.shape[-1]) + e[:, None]).reshape(x.shape)
+
 
 # Kernels --------------------------------------------------------------------------------------------------------------
 # One chain serves both: the bias is the case of a single sample that is as long as the whole array.
@@ -30,33 +44,6 @@ def plus(x, e):
 
 
 CHANNEL_ADD = fuse(EACH, Operation(plus, PER_SAMPLE), EACH, name="channel_add", module=__name__)
-
-
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-@versions_by_name
-def bias_add_forward(x, bias, version=None):
-    """x (..., C) + bias (C,), as a new array."""
-    if tuple(bias.shape) != (x.shape[-1],):
-        raise ValueError(f"bias_add: bias must have shape ({x.shape[-1]},), x's last axis, not {tuple(bias.shape)}.")
-    rows = x.reshape(1, -1, x.shape[-1])
-    return CHANNEL_ADD.forward(rows, bias.reshape(1, -1), version=version).reshape(x.shape)
-
-
-def bias_add_backward(dy, dbias):
-    """Adds the gradient of the bias into `dbias`; the gradient of x is `dy` itself."""
-    column_sum(dy, out=dbias)
-
-
-@versions_by_name
-def channel_add_forward(x, e, version=None):
-    """x (B, ..., C) + e (B, C) at every pixel, as a new array."""
-    return CHANNEL_ADD.forward(x, e, version=version)
-
-
-def channel_add_backward(dy):
-    """de (B, C); the gradient of x is `dy` itself."""
-    return sample_sum(dy)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------
@@ -77,3 +64,40 @@ def channel_add_forward_cost(B, P, C):
 
 def channel_add_backward_cost(B, P, C):
     return sample_sum_cost(B, P, C)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check_bias(x, bias):
+    if tuple(bias.shape) != (x.shape[-1],):
+        raise ValueError(f"bias_add: bias must have shape ({x.shape[-1]},), x's last axis, not {tuple(bias.shape)}.")
+
+
+@operation(reference=bias_add_forward_reference, cost=bias_add_forward_cost, check=_check_bias,
+           versions=CHANNEL_ADD.versions(),
+           problems=[Problem(x=single(5, 8), bias=single(8)), Problem(x=single(4, 9, 33), bias=single(33)),
+                     Problem(x=half(64 * 256, 768), bias=single(768), measured=True)])
+def bias_add_forward(x, bias, version=None):
+    """x (..., C) + bias (C,), as a new array."""
+    rows = x.reshape(1, -1, x.shape[-1])
+    return CHANNEL_ADD.forward(rows, bias.reshape(1, -1), version=version.number).reshape(x.shape)
+
+
+def bias_add_backward(dy, dbias):
+    """Adds the gradient of the bias into `dbias`; the gradient of x is `dy` itself."""
+    column_sum(dy, out=dbias)
+
+
+@operation(reference=channel_add_forward_reference, cost=channel_add_forward_cost,
+           check=lambda x, e: CHANNEL_ADD.check(x, e), versions=CHANNEL_ADD.versions(),
+           problems=[Problem(x=single(2, 3, 8), e=single(2, 8)), Problem(x=single(4, 9, 33), e=single(4, 33)),
+                     Problem(x=single(6, 20), e=single(6, 20)),
+                     Problem(x=single(32, 64, 64, 64), e=single(32, 64), measured=True)])
+def channel_add_forward(x, e, version=None):
+    """x (B, ..., C) + e (B, C) at every pixel, as a new array."""
+    return CHANNEL_ADD.forward(x, e, version=version.number)
+
+
+def channel_add_backward(dy):
+    """de (B, C); the gradient of x is `dy` itself."""
+    return sample_sum(dy)

@@ -37,14 +37,15 @@ import math
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, int32, is_device, launch, load4, store4, zeros
+from ..device import cuda, empty, empty_like, float32, int32, launch, load4, store4, zeros
 from ..device.limits import WARP
 from ..device.specialise import Constant, Variants, specialise
 from ..dtypes import in_single
 from .common import warp_sum
+from .operation import Version, operation
+from .problem import Problem, half, positive, single
 from .reduce import BLOCK, GRID, column_sum_reference, cut, sample_sum, sample_sum_reference, tree_sum
 from .second_pass import add_rows
-from .versions import capped, label, versions_by_name
 
 BLOCK2, BLOCK4, BLOCK8 = 2 * BLOCK, 4 * BLOCK, 8 * BLOCK  # shared elements of a block with so many sums a thread
 ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
@@ -68,8 +69,8 @@ def layernorm_forward_reference(x, weight=None, bias=None, eps=1e-5):
     return y.reshape(x.shape), mean, rstd
 
 
-@in_single()
-def layernorm_backward_reference(dy, x, weight, mean, rstd, dweight=None, dbias=None):
+@in_single(1)
+def layernorm_backward_reference(dy, x, weight, mean, rstd, dweight=None, dbias=None, images=None):
     g, xhat = dy.reshape(-1, x.shape[-1]), x.reshape(-1, x.shape[-1]) - mean[:, None]
     xhat *= rstd[:, None]
     if dweight is not None:
@@ -81,7 +82,8 @@ def layernorm_backward_reference(dy, x, weight, mean, rstd, dweight=None, dbias=
     xhat += h.mean(1)[:, None]
     h -= xhat
     h *= rstd[:, None]
-    return h.reshape(x.shape)
+    return h.reshape(x.shape) if images is None else (h.reshape(x.shape), sample_sum_reference(
+        h.reshape(images, -1, x.shape[-1])))
 
 
 # v1: a block a row ----------------------------------------------------------------------------------------------------
@@ -330,63 +332,83 @@ ONE_PASS = Variants(range(1, LARGEST // WIDE + 1), lambda chunks: specialise(
     layernorm_backward_kernel_v3, launch_bounds=BLOCK, CHUNKS=chunks))
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Cost -----------------------------------------------------------------------------------------------------------------
 
-def _check(x, weight, version):
-    """(rows, C, version)"""
+def layernorm_forward_cost(M, C):
+    """(bytes, FLOPs) over M rows of C columns."""
+    return 4 * 2 * M * C, 8 * M * C
+
+
+def layernorm_backward_cost(M, C, parameters=True):
+    """(bytes, FLOPs): dx from dy and x, and the sums for dweight and dbias, which read both again."""
+    n = M * C
+    return 4 * (5 if parameters else 3) * n, n * (15 if parameters else 10)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(x, weight):
     C = x.shape[-1]
     if weight is not None and tuple(weight.shape) != (C,):
         raise ValueError(f"layernorm: weight must have shape ({C},), x's last axis, not {tuple(weight.shape)}")
-    if version is None:
-        version = 2 if C % 4 == 0 else 1
-    if version == 2 and C % 4:
-        raise ValueError(f"version 2 (warp-per-row) takes four columns at a time, and {C} is not a multiple of 4; use "
-                         "version=1")
-    return x.size // C, C, version
 
 
-@versions_by_name
-def layernorm_forward(x, weight=None, bias=None, eps=1e-5, version=None):
-    """(y, mean (rows,), rstd (rows,)) of x (..., C); weight and bias are both given or both None."""
-    rows, C, version = _check(x, weight, version)
+def _check_both(x, weight, bias):
+    _check(x, weight)
     if (weight is None) != (bias is None):
         raise ValueError("layernorm takes weight and bias together or neither; pass ones or zeros for the missing one")
-    if not is_device(x):
-        return layernorm_forward_reference(x, weight, bias, eps)
+
+
+def _lacks_fours(x):
+    """What v2 needs and x lacks; None where its rows are made of fours."""
+    C = x.shape[-1]
+    return f"takes four columns at a time, and {C} is not a multiple of 4" if C % 4 else None
+
+
+def _lacks_registers(x, dweight, dbias, images):
+    """What v3 needs and a call lacks; None where rows fit into registers, and there is something to add up."""
+    C = x.shape[-1]
+    if C % 4 or C > LARGEST:
+        return f"takes a multiple of 4 columns up to {LARGEST}, not {C}"
+    return "adds up gradients, and none is requested" if dweight is dbias is images is None else None
+
+
+def _statistics(arrays):
+    """mean and rstd of the rows of a problem's x."""
+    _, mean, rstd = layernorm_forward_reference(arrays["x"])
+    return {"mean": mean, "rstd": rstd}
+
+
+def backward_problem(*shape, weighted=True, array=single, **more):
+    """A problem of the backward; both gradients are added to numbers that are there."""
+    vector = single(shape[-1])
+    return Problem(dy=array(*shape), x=array(*shape), weight=vector if weighted else None, dweight=vector,
+                   dbias=vector, derived=_statistics, **more)
+
+
+TOKENS, ROWS_OF_TOKENS, WIDTH = half(64 * 256, 768), positive(64 * 256), single(768)  # of a DiT, for the benchmark
+PIXELS, ROWS_OF_PIXELS = half(32, 1024, 128), positive(32 * 1024)  # of a ConvNeXt block
+
+
+@operation(reference=layernorm_forward_reference, cost=layernorm_forward_cost, check=_check_both,
+           versions=[Version("block-per-row", layernorm_forward_kernel_v1),
+                     Version("warp-per-row", layernorm_forward_kernel_v2, fits=_lacks_fours)],
+           problems=[Problem(x=single(5, 36), weight=single(36), bias=single(36)), Problem(x=single(3, 12)),
+                     Problem(x=single(2, 5, 33), weight=single(33), bias=single(33)),
+                     Problem(x=half(3, 12), weight=single(12), bias=single(12)),
+                     Problem(x=single(7, 1156), weight=single(1156), bias=single(1156), fast=False),
+                     Problem(x=TOKENS, weight=WIDTH, bias=WIDTH, measured=True)])
+def layernorm_forward(x, weight=None, bias=None, eps=1e-5, version=None):
+    """(y, mean (rows,), rstd (rows,)) of x (..., C); weight and bias are both given or both None."""
+    C, rows = x.shape[-1], x.size // x.shape[-1]
     y, mean, rstd = empty_like(x), empty((rows,), np.float32, like=x), empty((rows,), np.float32, like=x)
     affine, x_, y_ = int(weight is not None), x.reshape(-1), y.reshape(-1)
     weight, bias = (weight, bias) if affine else (x_, x_)
-    if version == 1:
-        launch(layernorm_forward_kernel_v1, rows, BLOCK, x_, weight, bias, y_, mean, rstd, C, float(eps), affine)
+    if version.name == "block-per-row":
+        launch(version.kernel, rows, BLOCK, x_, weight, bias, y_, mean, rstd, C, float(eps), affine)
     else:
-        launch(layernorm_forward_kernel_v2, -(-rows // ROWS), BLOCK, x_, weight, bias, y_, mean, rstd, rows, C,
-               float(eps), affine)
+        launch(version.kernel, -(-rows // ROWS), BLOCK, x_, weight, bias, y_, mean, rstd, rows, C, float(eps), affine)
     return y, mean, rstd
-
-
-@versions_by_name(asks=True)
-def layernorm_backward(dy, x, weight, mean, rstd, dweight=None, dbias=None, version=None, images=None):
-    """dx; the gradients of weight and bias are added into `dweight` and `dbias` (None: not wanted).
-
-    images: returns (dx, its sums (images, C) over the rows of each of so many images), float32
-    """
-    fits = x.shape[-1] % 4 == 0 and x.shape[-1] <= LARGEST
-    if version == 3 and not fits:
-        raise ValueError(f"version {label('layernorm_backward', 3)} takes a multiple of 4 columns up to {LARGEST}, not "
-                         f"{x.shape[-1]}; use version=2, or 1")
-    wanted = images is not None or dweight is not None or dbias is not None
-    if version is None:
-        version = capped("layernorm_backward", 3 if fits and wanted else 2 if x.shape[-1] % 4 == 0 else 1)
-    rows, C, version = _check(x, weight, version)
-    if not is_device(x):
-        dx = layernorm_backward_reference(dy, x, weight, mean, rstd, dweight, dbias)
-        return dx if images is None else (dx, sample_sum_reference(dx.reshape(images, -1, C)))
-    dx = empty_like(x)
-    if version == 3:
-        sums = _in_one_pass(dy, x, weight, mean, rstd, dx, dweight, dbias, images)
-        return dx if images is None else (dx, sums)
-    _in_two_passes(dy, x, weight, mean, rstd, dx, dweight, dbias, version)
-    return dx if images is None else (dx, sample_sum(dx.reshape(images, -1, C)))
 
 
 def _in_one_pass(dy, x, weight, mean, rstd, dx, dweight, dbias, images):
@@ -402,36 +424,52 @@ def _in_one_pass(dy, x, weight, mean, rstd, dx, dweight, dbias, images):
     return None if images is None else sample_sum(partial[2:].reshape(B, chunks, C))
 
 
-def _in_two_passes(dy, x, weight, mean, rstd, dx, dweight, dbias, version):
+def _in_two_passes(version, dy, x, weight, mean, rstd, dx, dweight, dbias):
     """dx, then the parameters' gradients."""
     C, affine = x.shape[-1], int(weight is not None)
     rows, dy_, x_, dx_ = x.size // C, dy.reshape(-1), x.reshape(-1), dx.reshape(-1)
     weight = weight if affine else x_
-    if version == 1:
-        launch(layernorm_backward_kernel_v1, rows, BLOCK, dy_, x_, weight, mean, rstd, dx_, C, affine)
+    if version.name == "block-per-row":
+        launch(version.kernel, rows, BLOCK, dy_, x_, weight, mean, rstd, dx_, C, affine)
     else:
-        launch(layernorm_backward_kernel_v2, -(-rows // ROWS), BLOCK, dy_, x_, weight, mean, rstd, dx_, rows, C, affine)
+        launch(version.kernel, -(-rows // ROWS), BLOCK, dy_, x_, weight, mean, rstd, dx_, rows, C, affine)
     if dweight is None and dbias is None:
         return
-    if version == 1:
+    if version.name == "block-per-row":
         dweight, dbias = (zeros((C,), like=x) if a is None else a for a in (dweight, dbias))
-        launch(layernorm_parameter_kernel_v1, -(-C // BLOCK), BLOCK, dy_, x_, mean, rstd, dweight, dbias, rows, C)
+        launch(version.parameters, -(-C // BLOCK), BLOCK, dy_, x_, mean, rstd, dweight, dbias, rows, C)
     else:
         lanes, tiles, chunk, chunks = cut(1, rows, C, 4)
         partial = empty((2, chunks, C), np.float32, like=x)
-        launch(layernorm_parameter_kernel_v2, (chunks, tiles), BLOCK, dy_, x_, mean, rstd, partial.reshape(-1), rows, C,
-               lanes, chunk)
+        launch(version.parameters, (chunks, tiles), BLOCK, dy_, x_, mean, rstd, partial.reshape(-1), rows, C, lanes,
+               chunk)
         add_rows(partial, dweight, dbias)
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+@operation(reference=layernorm_backward_reference, cost=layernorm_backward_cost, check=_check,
+           versions=[Version("block-per-row", layernorm_backward_kernel_v1, parameters=layernorm_parameter_kernel_v1),
+                     Version("warp-per-row", layernorm_backward_kernel_v2, parameters=layernorm_parameter_kernel_v2,
+                             fits=_lacks_fours),
+                     Version("one-pass", ONE_PASS, fits=_lacks_registers)],
+           problems=[backward_problem(5, 36), backward_problem(3, 12, weighted=False), backward_problem(2, 5, 33),
+                     backward_problem(3, 12, array=half), backward_problem(2, 10, 8, images=2),
+                     backward_problem(2, 9, 132, images=2),
+                     backward_problem(1, 260, images=1, fast=False, versions=("one-pass",)),
+                     backward_problem(1, 388, images=1, fast=False, versions=("one-pass",)),
+                     backward_problem(2, 18, 512, images=2, fast=False, versions=("one-pass",)),
+                     Problem(dy=TOKENS, x=TOKENS, weight=WIDTH, mean=single(64 * 256), rstd=ROWS_OF_TOKENS,
+                             dweight=WIDTH, dbias=WIDTH, measured=True),
+                     Problem(dy=PIXELS, x=PIXELS, weight=single(128), mean=single(32 * 1024), rstd=ROWS_OF_PIXELS,
+                             dweight=single(128), dbias=single(128), images=32, measured=True)],
+           writes=("dweight", "dbias"))
+def layernorm_backward(dy, x, weight, mean, rstd, dweight=None, dbias=None, images=None, version=None):
+    """dx; the gradients of weight and bias are added into `dweight` and `dbias` (None: not wanted).
 
-def layernorm_forward_cost(M, C):
-    """(bytes, FLOPs) over M rows of C columns."""
-    return 4 * 2 * M * C, 8 * M * C
-
-
-def layernorm_backward_cost(M, C, parameters=True):
-    """(bytes, FLOPs): dx from dy and x, and the sums for dweight and dbias, which read both again."""
-    n = M * C
-    return 4 * (5 if parameters else 3) * n, n * (15 if parameters else 10)
+    images: returns (dx, its sums (images, C) over the rows of each of `images` images), float32
+    """
+    dx = empty_like(x)
+    if version.name == "one-pass":
+        sums = _in_one_pass(dy, x, weight, mean, rstd, dx, dweight, dbias, images)
+        return dx if images is None else (dx, sums)
+    _in_two_passes(version, dy, x, weight, mean, rstd, dx, dweight, dbias)
+    return dx if images is None else (dx, sample_sum(dx.reshape(images, -1, x.shape[-1])))

@@ -53,6 +53,7 @@ class Version:
     kernel: what the operation's function launches or calls: a kernel, a dict of variants, or a function
     fits: a function of some of the operation's arguments, by name. It returns None where the version takes them, else
         what the version needs and they lack, to complete "version 3 (vectorised) …"
+    of: names of the arguments that `fits` takes, in order; None: those of its parameters
     requires: compute capability, "8.0", or "9.0a" for that architecture alone; None: what `kernel` is marked with
     dtypes: names of the dtypes that it takes; None: all
     number: its place in the ladder; None: one above the version before it. Two versions may share a number if they
@@ -60,11 +61,11 @@ class Version:
     constants: further attributes, such as the number of elements of a thread
     """
 
-    def __init__(self, name, kernel=None, *, fits=None, requires=None, dtypes=None, number=None, **constants):
+    def __init__(self, name, kernel=None, *, fits=None, of=None, requires=None, dtypes=None, number=None, **constants):
         self.name, self.kernel, self.fits, self.number = name, kernel, fits, number
         self.dtypes = None if dtypes is None else tuple(dtypes)
         self.marked = _marked(requires) if requires else kernel
-        self.wanted = () if fits is None else tuple(inspect.signature(fits).parameters)
+        self.wanted = () if fits is None else tuple(of or inspect.signature(fits).parameters)
         vars(self).update(constants)
         if not any(supports(card.capability, self.marked) for card in CARDS):
             raise ValueError(f"version {name!r} requires compute capability {self.requires}, which no card has")
@@ -103,11 +104,12 @@ class Operation:
     function: works on device arrays with a chosen `Version`; call: what the module exports, which chooses
     """
 
-    def __init__(self, function, reference, cost, versions, problems, writes, chooses):
-        self.name = function.__name__.removesuffix("_forward")
+    def __init__(self, function, reference, cost, versions, problems, writes, chooses, check=None):
+        self.name = function.__name__.removesuffix("_forward").removesuffix("_update")
         self.family = self.name.removesuffix("_backward")
         self.function, self.call, self.reference, self.cost = function, None, reference, cost
-        self.writes, self.chooses = tuple(writes), chooses
+        self.writes, self.chooses, self.check = tuple(writes), chooses, check
+        self.checked = () if check is None else tuple(inspect.signature(check).parameters)
         self.versions, self._problems = tuple(versions), problems
         parameters = inspect.signature(function).parameters
         self.parameters = {name: each.default for name, each in parameters.items() if name != "version"}
@@ -178,6 +180,11 @@ class Operation:
         lacks = "; ".join(f"version {version} {version.lacks(array, values)}" for version in self.versions)
         raise ValueError(f"no version of {self.name} takes these arguments: {lacks}")
 
+    def check_call(self, args, kwargs):
+        """Call `check` with the arguments that it takes."""
+        values = self.values(args, kwargs)
+        self.check(*(values[name] for name in self.checked))
+
     def values(self, args, kwargs):
         """{parameter: value} of a call, with defaults; a `TypeError` as Python raises it."""
         values = dict(self.parameters)
@@ -189,7 +196,7 @@ class Operation:
         return values
 
 
-def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(), chooses=False):
+def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(), chooses=False, check=None):
     """Decorator: declare an operation, whose function works on device arrays.
 
     reference: the function for NumPy arrays, with the operation's parameters but `version`: the specification. None:
@@ -199,17 +206,21 @@ def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(),
     problems: [Problem], or a function that returns them
     writes: names of arguments that the operation changes, which are results, too
     chooses: the function chooses its version, within the ceilings of `at_most` (versions.capped)
+    check: a function of some of the arguments, by name, called before the reference and before every version. It raises
+        a `ValueError` where the arguments do not go together
 
     The function gains the attribute `operation`, an `Operation`.
     """
     def declare(function):
-        record = Operation(function, reference, cost, versions, problems, writes, chooses)
+        record = Operation(function, reference, cost, versions, problems, writes, chooses, check)
 
         @functools.wraps(function)
         def call(*args, version=None, **kwargs):
-            array = _first_on_device(args)
+            if check is not None:
+                record.check_call(args, kwargs)
+            array = first_on_device(args)
             if array is None:
-                array = _first_on_device(kwargs.values())
+                array = first_on_device(kwargs.values())
             if array is None and reference is not None:
                 return reference(*args, **kwargs)
             if chooses:
@@ -220,7 +231,9 @@ def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(),
 
         @functools.wraps(function)
         def call_without_version(*args, **kwargs):
-            if reference is not None and _first_on_device((*args, *kwargs.values())) is None:
+            if check is not None:
+                record.check_call(args, kwargs)
+            if reference is not None and first_on_device((*args, *kwargs.values())) is None:
                 return reference(*args, **kwargs)
             return function(*args, **kwargs)
 
@@ -238,7 +251,7 @@ def load_all():
             importlib.import_module(info.name)
 
 
-def _first_on_device(values):
+def first_on_device(values):
     """The first device array among arguments, or within a list or tuple of them; None where there is none."""
     for value in values:
         if isinstance(value, DeviceArray):
@@ -246,7 +259,7 @@ def _first_on_device(values):
         if isinstance(value, np.ndarray):
             return None
         if isinstance(value, (list, tuple)):
-            found = _first_on_device(value)
+            found = first_on_device(value)
             if found is not None:
                 return found
     return None

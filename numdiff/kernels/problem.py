@@ -67,47 +67,83 @@ def filled(shape, values, dtype=np.float32):
     return Array(tuple(shape), np.dtype(dtype), values)
 
 
+def _within(name, value):
+    """(name, Array) of each `Array` in an argument."""
+    if isinstance(value, Array):
+        yield name, value
+    elif isinstance(value, (list, tuple)):
+        for i, each in enumerate(value):
+            yield from _within(f"{name}.{i}", each)
+
+
+def _with_arrays(name, value, arrays):
+    """An argument with arrays in place of each `Array`."""
+    if name in arrays:
+        return arrays[name]
+    if not isinstance(value, (list, tuple)):
+        return value
+    items = [_with_arrays(f"{name}.{i}", each, arrays) for i, each in enumerate(value)]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
 @dataclass
 class Problem:
-    """One call of an operation. Every further keyword is an argument of the operation: an `Array`, or what is passed
-    as it is.
+    """One call of an operation. Every further keyword is an argument of the operation: an `Array`, a list or NamedTuple
+    with some, or what is passed as it is.
 
-    label: what identifies it among the operation's problems; None: the shapes of its first arrays
+    label: what identifies it among the operation's problems; None: the shapes of its first arrays, and their dtype
     tolerance: relative error in the 2-norm that a version may have against float64; None: that of the dtype
+    bfloat16: check and tests run it with bfloat16 arrays in place of its float16 ones, too
     fast: the quick tests run it in the emulator; otherwise only the exhaustive ones do
     measured: of a model's size, so that the benchmark times it, and neither check nor tests run it
     versions: names of the versions that run it; None: every version that fits
     inputs: a function of a `numpy.random.Generator` that returns {name: array}, where arrays depend on one another
+    derived: a function of {name: array}, the arrays so far, that returns further ones, such as a row's mean of its x
     run: a function of (inputs as attributes, version) in place of the call of the operation
     precision: the roof of the benchmark ("fp32", "tf32", "fp16", "fp8"); None: that of the dtype
+    note: words that the benchmark adds to the problem's name
+    moved: bytes that the benchmark counts, where the arrays do not determine them
     """
 
     label: str | None = None
     tolerance: float | None = None
+    bfloat16: bool = False
     fast: bool = True
     measured: bool = False
     versions: tuple | None = None
     inputs: object = None
+    derived: object = None
     run: object = None
     precision: str | None = None
+    note: str = ""
+    moved: int = 0
     arguments: dict = field(default_factory=dict)
 
-    def __init__(self, label=None, *, tolerance=None, fast=True, measured=False, versions=None, inputs=None, run=None,
-                 precision=None, **arguments):
-        self.label, self.tolerance, self.fast, self.measured = label, tolerance, fast, measured
-        self.versions, self.inputs, self.run, self.precision = versions, inputs, run, precision
+    def __init__(self, label=None, *, tolerance=None, bfloat16=False, fast=True, measured=False, versions=None,
+                 inputs=None, derived=None, run=None, precision=None, note="", moved=0, **arguments):
+        self.label, self.tolerance, self.bfloat16 = label, tolerance, bfloat16
+        self.fast, self.measured = fast, measured
+        self.versions, self.inputs, self.derived, self.run = versions, inputs, derived, run
+        self.precision, self.note, self.moved = precision, note, moved
         self.arguments = arguments
         if label is None:
-            self.label = ", ".join(str(array) for array in list(self.arrays().values())[:2])
+            words = [str(array) for array in self.arrays().values()][:2]
+            self.label = ", ".join([*words, *([self.dtype] if self.dtype != "float32" else [])])
 
     def arrays(self):
-        """{name: Array} of the arguments that are arrays."""
-        return {name: value for name, value in self.arguments.items() if isinstance(value, Array)}
+        """{name: Array} of the arguments that are arrays; one in a list, tuple or NamedTuple is called "buffers.0"."""
+        return {name: array for argument, value in self.arguments.items() for name, array in _within(argument, value)}
+
+    def bound(self, arrays):
+        """{name: value}: the arguments with these arrays, {name: array}, in their places, and what was derived."""
+        return {**{name: array for name, array in arrays.items() if "." not in name},
+                **{name: _with_arrays(name, value, arrays) for name, value in self.arguments.items()}}
 
     def make(self, rng):
-        """{name: NumPy array} of the arguments that are arrays."""
+        """{name: NumPy array} of the arrays."""
         made = {} if self.inputs is None else dict(self.inputs(rng))
-        return {**{name: array.make(rng) for name, array in self.arrays().items()}, **made}
+        made = {**{name: array.make(rng) for name, array in self.arrays().items()}, **made}
+        return made if self.derived is None else {**made, **self.derived(made)}
 
     @property
     def dtype(self):

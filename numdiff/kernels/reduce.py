@@ -27,10 +27,11 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import cuda, empty, float32, int32, int64, is_device, launch, load4
+from ..device import cuda, empty, float32, int32, int64, launch, load4
 from ..dtypes import in_single
 from .common import divide, load4_or_zeros
-from .versions import capped, versions_by_name
+from .operation import Version, operation
+from .problem import Problem, single
 
 BLOCK = 256  # threads: the tree has eight levels, and eight blocks of this size fill a multiprocessor
 BLOCK4 = 4 * BLOCK  # shared elements where each thread has four sums
@@ -42,10 +43,12 @@ CHUNK = 1024  # rows that the reference sums at a time, before it adds those sum
 # References -----------------------------------------------------------------------------------------------------------
 
 @in_single(0)
-def column_sum_reference(x):
+def column_sum_reference(x, out=None):
     rows = x.reshape(-1, x.shape[-1])
     ones = np.ones(CHUNK, x.dtype)  # a product with ones is BLAS, five times faster than np.sum over the first axis
-    return np.sum([ones[:len(part)] @ part for part in (rows[i:i + CHUNK] for i in range(0, len(rows), CHUNK))], axis=0)
+    total = np.sum([ones[:len(part)] @ part for part in (rows[i:i + CHUNK] for i in range(0, len(rows), CHUNK))],
+                   axis=0)
+    return total if out is None else np.add(out, total, out=out)
 
 
 def sample_sum_reference(x):
@@ -161,70 +164,19 @@ def cut(B, P, N, vector):
     return lanes, tiles, chunk, -(-P // chunk)
 
 
-def _sum_rows(x, out, B, P, N, accumulate, version):
+def _sum_rows(version, x, out, B, P, N, accumulate):
     """out (B, N) = or += the sums of x (B, P, N) over P."""
-    if version is None:
-        version = 3 if N % 4 == 0 else 2
-    if version == 3 and N % 4:
-        raise ValueError(f"version 3 (vectorised) reads four columns at a time, and {N} is not a multiple of 4; use "
-                         "version=2")
-    if version == 1:
-        launch(sum_rows_kernel_v1, -(-B * N // BLOCK), BLOCK, x.reshape(-1), out.reshape(-1), B, P, N, int(accumulate))
+    x_, out_ = x.reshape(-1), out.reshape(-1)
+    if version.name == "naive":
+        launch(version.kernel, -(-B * N // BLOCK), BLOCK, x_, out_, B, P, N, int(accumulate))
         return
-    kernel, vector = (sum_rows_kernel_v2, 1) if version == 2 else (sum_rows_kernel_v3, 4)
-    lanes, tiles, chunk, chunks = cut(B, P, N, vector)
+    lanes, tiles, chunk, chunks = cut(B, P, N, version.width)
     if chunks == 1:
-        launch(kernel, (1, tiles, B), BLOCK, x.reshape(-1), out.reshape(-1), P, N, lanes, chunk, int(accumulate))
+        launch(version.kernel, (1, tiles, B), BLOCK, x_, out_, P, N, lanes, chunk, int(accumulate))
     else:
         partial = empty((B, chunks, N), np.float32, like=x)
-        launch(kernel, (chunks, tiles, B), BLOCK, x.reshape(-1), partial.reshape(-1), P, N, lanes, chunk, 0)
-        _sum_rows(partial, out, B, chunks, N, accumulate, version)
-
-
-@versions_by_name(asks=True)
-def column_sum(x, out=None, version=None):
-    """Sum over all axes but the last, as a new array (N,) float32; ADDED into `out`, if given (and returned)."""
-    N = x.shape[-1]
-    if out is not None and tuple(out.shape) != (N,):
-        raise ValueError(f"column_sum adds {N} sums into `out`, whose shape {tuple(out.shape)} must be ({N},)")
-    if not is_device(x):
-        total = column_sum_reference(x)
-        if out is None:
-            return total
-        out += total
-        return out
-    total = empty((N,), np.float32, like=x) if out is None else out
-    version = version or capped("column_sum", 3 if N % 4 == 0 else 2)
-    _sum_rows(x, total, 1, x.size // N, N, out is not None, version)
-    return total
-
-
-@versions_by_name(asks=True)
-def sample_sum(x, version=None):
-    """Sum over all axes but the first and the last: (B, ..., C) to a new array (B, C) float32."""
-    if x.ndim < 2:
-        raise ValueError(f"sample_sum takes (B, ..., C), got shape {tuple(x.shape)}")
-    if not is_device(x):
-        return sample_sum_reference(x)
-    B, C = x.shape[0], x.shape[-1]
-    total = empty((B, C), np.float32, like=x)
-    version = version or capped("sample_sum", 3 if C % 4 == 0 else 2)
-    _sum_rows(x, total, B, x.size // (B * C), C, False, version)
-    return total
-
-
-@versions_by_name(asks=True)
-def total_sum(x, version=None):
-    """Sum of all elements, as a new array (1,) float32."""
-    if not is_device(x):
-        return total_sum_reference(x)
-    width = 1
-    while width < 1024 and x.size % (2 * width) == 0:  # a power of two that divides the length, for 16-byte loads
-        width *= 2
-    if version is None and capped("total_sum", 3) < 3:
-        version = capped("total_sum", 3)
-    columns = column_sum(x.reshape(-1, width), version=version)
-    return column_sum(columns.reshape(-1, 1), version=None if version is None else min(version, 2))
+        launch(version.kernel, (chunks, tiles, B), BLOCK, x_, partial.reshape(-1), P, N, lanes, chunk, 0)
+        _sum_rows(version, partial, out, B, chunks, N, accumulate)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------
@@ -240,3 +192,71 @@ def sample_sum_cost(B, P, C):
 
 def total_sum_cost(n):
     return column_sum_cost(n, 1)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def sum_versions(fits):
+    """The three versions of a sum; width: columns of a thread."""
+    return [Version("naive", sum_rows_kernel_v1, width=1), Version("tree", sum_rows_kernel_v2, width=1),
+            Version("vectorised", sum_rows_kernel_v3, width=4, fits=fits)]
+
+
+def _lacks_fours(x):
+    """What v3 needs and x lacks; None where rows are made of fours."""
+    N = x.shape[-1]
+    return f"reads four columns at a time, and {N} is not a multiple of 4" if N % 4 else None
+
+
+def _check_column_sum(x, out):
+    N = x.shape[-1]
+    if out is not None and tuple(out.shape) != (N,):
+        raise ValueError(f"column_sum adds {N} sums into `out`, whose shape {tuple(out.shape)} must be ({N},)")
+
+
+def _check_sample_sum(x):
+    if x.ndim < 2:
+        raise ValueError(f"sample_sum takes (B, ..., C), got shape {tuple(x.shape)}")
+
+
+@operation(reference=column_sum_reference, cost=column_sum_cost, check=_check_column_sum,
+           versions=sum_versions(_lacks_fours),
+           problems=[Problem(x=single(37, 12)), Problem(x=single(3, 5, 7), out=single(7)),
+                     Problem(x=single(2, 5, 12), out=single(12)),
+                     Problem("two passes", x=single(1100, 8), versions=("tree", "vectorised")),
+                     Problem(x=single(1, 1), fast=False), Problem(x=single(2, 600, 33), fast=False),
+                     Problem(x=single(2, 1000, 516), fast=False),
+                     Problem(x=single(32 * 64 * 64, 64), measured=True)])
+def column_sum(x, out=None, version=None):
+    """Sum over all axes but the last, as a new array (N,) float32; ADDED into `out`, if given (and returned)."""
+    N = x.shape[-1]
+    total = empty((N,), np.float32, like=x) if out is None else out
+    _sum_rows(version, x, total, 1, x.size // N, N, out is not None)
+    return total
+
+
+@operation(reference=sample_sum_reference, cost=sample_sum_cost, check=_check_sample_sum,
+           versions=sum_versions(_lacks_fours),
+           problems=[Problem(x=single(2, 9, 8)), Problem(x=single(3, 5, 7)), Problem(x=single(1, 130)),
+                     Problem(x=single(2, 600, 33), fast=False), Problem(x=single(2, 1000, 516), fast=False),
+                     Problem(x=single(32, 64 * 64, 64), measured=True)])
+def sample_sum(x, version=None):
+    """Sum over all axes but the first and the last: (B, ..., C) to a new array (B, C) float32."""
+    B, C = x.shape[0], x.shape[-1]
+    total = empty((B, C), np.float32, like=x)
+    _sum_rows(version, x, total, B, x.size // (B * C), C, False)
+    return total
+
+
+@operation(reference=total_sum_reference, cost=total_sum_cost,
+           versions=sum_versions(lambda x: f"reads four elements at a time, and {x.size} is not a multiple of 4"
+                                 if x.size % 4 else None),
+           problems=[Problem(x=single(3, 41)), Problem(x=single(2, 5, 12)),
+                     Problem(x=single(32, 2048), fast=False)])
+def total_sum(x, version=None):
+    """Sum of all elements, as a new array (1,) float32."""
+    width = 1
+    while width < 1024 and x.size % (2 * width) == 0:  # a power of two that divides the length, for 16-byte loads
+        width *= 2
+    columns = column_sum(x.reshape(-1, width), version=version.number)
+    return column_sum(columns.reshape(-1, 1), version=min(version.number, 2))

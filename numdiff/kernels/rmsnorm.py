@@ -40,16 +40,17 @@ import math
 
 import numpy as np
 
-from ..device import cuda, empty, empty_like, float32, int32, is_device, launch, load4, store4
+from ..device import cuda, empty, empty_like, float32, int32, launch, load4, store4
 from ..device.eight import fetch8, load8_into, numbers8, store8_from
 from ..device.limits import WARP, multiprocessors_of
-from ..device.requires import requires, supports
+from ..device.requires import requires
 from ..device.specialise import Constant, Variants, specialise
 from ..dtypes import in_single, is_half
 from .common import warp_sum
+from .operation import Version, operation
+from .problem import Problem, half, positive, single
 from .reduce import BLOCK, column_sum_reference, cut, tree_sum
 from .second_pass import add_rows
-from .versions import capped, versions_by_name
 
 BLOCK4 = 4 * BLOCK  # shared elements for a sum in each of a thread's four columns
 ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
@@ -368,86 +369,6 @@ BACKWARD = Variants([(half, n) for half in (True, False) for n in range(1, MAX_S
     launch_bounds=(threads_of(*key), 1)))
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def _takes(x, C):
-    """Whether version 3 runs on rows of C columns with x's dtype, on x's device."""
-    return (C % 8 == 0 and C <= SWEEP * MAX_SWEEPS and (is_half(x.dtype) or x.dtype == np.float32)
-            and supports(x, FORWARD, BACKWARD))
-
-
-def _check(x, weight, version):
-    """(rows, C, version)"""
-    C = x.shape[-1]
-    if weight is not None and tuple(weight.shape) != (C,):
-        raise ValueError(f"rmsnorm: weight must have shape ({C},), x's last axis, not {tuple(weight.shape)}")
-    if version == 2 and C % 4:
-        raise ValueError(f"version 2 (warp-per-row) takes four columns at a time, and {C} is not a multiple of 4; use "
-                         "version=1")
-    if is_device(x):
-        takes = _takes(x, C)
-        if version is None:
-            version = capped("rmsnorm", 3 if takes else 2 if C % 4 == 0 else 1)
-        if version == 3 and not takes:
-            raise ValueError(f"version 3 (persistent) takes a multiple of 8 columns, at most {SWEEP * MAX_SWEEPS}, on "
-                             f"a device of capability 8.0, not {C} columns here; use "
-                             f"version={2 if C % 4 == 0 else 1}")
-    return x.size // C, C, version
-
-
-@versions_by_name(asks=True)
-def rmsnorm_forward(x, weight=None, eps=1e-6, version=None):
-    """(y (..., C) of x's dtype, rstd (rows,) float32) of x (..., C); weight (C,) or None."""
-    rows, C, version = _check(x, weight, version)
-    if not is_device(x):
-        return rmsnorm_forward_reference(x, weight, eps)
-    y, rstd, weighted, x_ = empty_like(x), empty((rows,), np.float32, like=x), int(weight is not None), x.reshape(-1)
-    arrays = x_, weight if weighted else x_, y.reshape(-1), rstd
-    if version == 1:
-        launch(rmsnorm_forward_kernel_v1, rows, BLOCK, *arrays, C, float(eps), weighted)
-    elif version == 2:
-        launch(rmsnorm_forward_kernel_v2, -(-rows // ROWS), BLOCK, *arrays, rows, C, float(eps), weighted)
-    else:
-        half, sweeps = is_half(x.dtype), -(-C // SWEEP)
-        blocks = blocks_of(rows, ROWS, FORWARD_BLOCKS[half][sweeps - 1] * multiprocessors_of(x))
-        launch(FORWARD[half, sweeps], blocks, BLOCK, *arrays, rows, C, float(eps), weighted)
-    return y, rstd
-
-
-@versions_by_name(asks=True)
-def rmsnorm_backward(dy, x, weight, rstd, dweight=None, version=None):
-    """dx (..., C), of x's dtype; the weight's gradient is added into `dweight` (C,) float32 (None: not wanted)."""
-    rows, C, version = _check(x, weight, version)
-    if not is_device(x):
-        return rmsnorm_backward_reference(dy, x, weight, rstd, dweight)
-    dx, dy_, x_, weighted = empty_like(x), dy.reshape(-1), x.reshape(-1), int(weight is not None)
-    arrays = dy_, x_, weight if weighted else x_, rstd, dx.reshape(-1)
-    if version == 3:
-        key = is_half(x.dtype), -(-C // SWEEP)
-        threads, needed = threads_of(*key), int(dweight is not None)
-        blocks = blocks_of(rows, threads // WARP, multiprocessors_of(x))
-        partial = empty((blocks, C), np.float32, like=x) if needed else rstd  # which nobody writes
-        launch(BACKWARD[key], blocks, threads, *arrays, partial.reshape(-1), rows, C, weighted, needed)
-        if needed:
-            add_rows(partial, dweight)
-        return dx
-    if version == 1:
-        launch(rmsnorm_backward_kernel_v1, rows, BLOCK, *arrays, C, weighted)
-    else:
-        launch(rmsnorm_backward_kernel_v2, -(-rows // ROWS), BLOCK, *arrays, rows, C, weighted)
-    if dweight is None:
-        return dx
-    if version == 1:
-        launch(rmsnorm_parameter_kernel_v1, -(-C // BLOCK), BLOCK, dy_, x_, rstd, dweight, rows, C)
-    else:
-        lanes, tiles, chunk, chunks = cut(1, rows, C, 4)
-        partial = empty((chunks, C), np.float32, like=x)
-        launch(rmsnorm_parameter_kernel_v2, (chunks, tiles), BLOCK, dy_, x_, rstd, partial.reshape(-1), rows, C, lanes,
-               chunk)
-        add_rows(partial, dweight)
-    return dx
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def rmsnorm_forward_cost(M, C):
@@ -459,3 +380,113 @@ def rmsnorm_backward_cost(M, C, parameters=True):
     """(bytes, FLOPs): dx from dy and x, and the sums for dweight on the way (partial sums are few bytes)."""
     n = M * C
     return 4 * 3 * n, n * (11 if parameters else 8)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(x, weight):
+    C = x.shape[-1]
+    if weight is not None and tuple(weight.shape) != (C,):
+        raise ValueError(f"rmsnorm: weight must have shape ({C},), x's last axis, not {tuple(weight.shape)}")
+
+
+def _lacks_fours(x):
+    """What v2 needs and x lacks; None where its rows are made of fours."""
+    C = x.shape[-1]
+    return f"takes four columns at a time, and {C} is not a multiple of 4" if C % 4 else None
+
+
+def _lacks_eights(x):
+    """What v3 needs and x lacks; None where its rows are made of eights and fit into registers."""
+    C, largest = x.shape[-1], SWEEP * MAX_SWEEPS
+    return f"takes a multiple of 8 columns, at most {largest}, not {C}" if C % 8 or C > largest else None
+
+
+def _three_versions(first, second, third, parameters=(None, None)):
+    """The versions of a direction; parameters: the kernels for dweight of the first two."""
+    return [Version("block-per-row", first, parameters=parameters[0]),
+            Version("warp-per-row", second, parameters=parameters[1], fits=_lacks_fours),
+            Version("persistent", third, fits=_lacks_eights, requires="8.0",
+                    dtypes=("float32", "float16", "bfloat16"))]
+
+
+def _statistics(arrays):
+    """rstd of the rows of a problem's x."""
+    return {"rstd": rmsnorm_forward_reference(arrays["x"])[1]}
+
+
+def _problems(make):
+    """The small problems of a direction, of which `make` makes one."""
+    wide = [make(2, C, array=array, fast=(C, array) == (1032, single) or C == 40, versions=("persistent",),
+                 bfloat16=C == 40) for array in (single, half) for C in (40, 264, 520, 776, 1032)]  # a kernel each
+    return [make(5, 36), make(5, 36, array=half, bfloat16=True), make(2, 5, 33, weighted=False), make(3, 16), *wide,
+            make(7, 1156, fast=False)]
+
+
+def forward_problem(*shape, array=single, weighted=True, **more):
+    return Problem(x=array(*shape), weight=single(shape[-1]) if weighted else None, **more)
+
+
+def backward_problem(*shape, array=single, weighted=True, **more):
+    """The gradient is added to numbers that are there."""
+    vector = single(shape[-1])
+    return Problem(dy=array(*shape), x=array(*shape), weight=vector if weighted else None, dweight=vector,
+                   derived=_statistics, **more)
+
+
+TOKENS, WIDTH = half(64 * 256, 768), single(768)  # of a DiT, for the benchmark
+
+
+@operation(reference=rmsnorm_forward_reference, cost=rmsnorm_forward_cost, check=_check,
+           versions=_three_versions(rmsnorm_forward_kernel_v1, rmsnorm_forward_kernel_v2, FORWARD),
+           problems=[*_problems(forward_problem), Problem(x=TOKENS, weight=WIDTH, measured=True)])
+def rmsnorm_forward(x, weight=None, eps=1e-6, version=None):
+    """(y (..., C) of x's dtype, rstd (rows,) float32) of x (..., C); weight (C,) or None."""
+    C, rows = x.shape[-1], x.size // x.shape[-1]
+    y, rstd, weighted, x_ = empty_like(x), empty((rows,), np.float32, like=x), int(weight is not None), x.reshape(-1)
+    arrays = x_, weight if weighted else x_, y.reshape(-1), rstd
+    if version.name == "block-per-row":
+        launch(version.kernel, rows, BLOCK, *arrays, C, float(eps), weighted)
+    elif version.name == "warp-per-row":
+        launch(version.kernel, -(-rows // ROWS), BLOCK, *arrays, rows, C, float(eps), weighted)
+    else:
+        key = in_half, sweeps = is_half(x.dtype), -(-C // SWEEP)
+        blocks = blocks_of(rows, ROWS, FORWARD_BLOCKS[in_half][sweeps - 1] * multiprocessors_of(x))
+        launch(version.kernel[key], blocks, BLOCK, *arrays, rows, C, float(eps), weighted)
+    return y, rstd
+
+
+@operation(reference=rmsnorm_backward_reference, cost=rmsnorm_backward_cost, check=_check,
+           versions=_three_versions(rmsnorm_backward_kernel_v1, rmsnorm_backward_kernel_v2, BACKWARD,
+                                    parameters=(rmsnorm_parameter_kernel_v1, rmsnorm_parameter_kernel_v2)),
+           problems=[*_problems(backward_problem),
+                     Problem(dy=TOKENS, x=TOKENS, weight=WIDTH, rstd=positive(64 * 256), dweight=WIDTH, measured=True)],
+           writes=("dweight",))
+def rmsnorm_backward(dy, x, weight, rstd, dweight=None, version=None):
+    """dx (..., C), of x's dtype; the weight's gradient is added into `dweight` (C,) float32 (None: not wanted)."""
+    C, rows = x.shape[-1], x.size // x.shape[-1]
+    dx, dy_, x_, weighted = empty_like(x), dy.reshape(-1), x.reshape(-1), int(weight is not None)
+    arrays = dy_, x_, weight if weighted else x_, rstd, dx.reshape(-1)
+    if version.name == "persistent":
+        key = is_half(x.dtype), -(-C // SWEEP)
+        threads, needed = threads_of(*key), int(dweight is not None)
+        blocks = blocks_of(rows, threads // WARP, multiprocessors_of(x))
+        partial = empty((blocks, C), np.float32, like=x) if needed else rstd  # which no thread writes
+        launch(version.kernel[key], blocks, threads, *arrays, partial.reshape(-1), rows, C, weighted, needed)
+        if needed:
+            add_rows(partial, dweight)
+        return dx
+    if version.name == "block-per-row":
+        launch(version.kernel, rows, BLOCK, *arrays, C, weighted)
+    else:
+        launch(version.kernel, -(-rows // ROWS), BLOCK, *arrays, rows, C, weighted)
+    if dweight is None:
+        return dx
+    if version.name == "block-per-row":
+        launch(version.parameters, -(-C // BLOCK), BLOCK, dy_, x_, rstd, dweight, rows, C)
+    else:
+        lanes, tiles, chunk, chunks = cut(1, rows, C, 4)
+        partial = empty((chunks, C), np.float32, like=x)
+        launch(version.parameters, (chunks, tiles), BLOCK, dy_, x_, rstd, partial.reshape(-1), rows, C, lanes, chunk)
+        add_rows(partial, dweight)
+    return dx

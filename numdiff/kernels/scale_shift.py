@@ -20,11 +20,12 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import float32, is_device
+from ..device import float32
 from ..dtypes import in_single
 from .fuse import EACH, PER_SAMPLE, UNCHANGED, Operation, fuse
+from .operation import operation
+from .problem import Problem, half, single
 from .reduce import sample_sum_reference
-from .versions import versions_by_name
 
 # References -----------------------------------------------------------------------------------------------------------
 
@@ -60,26 +61,6 @@ SCALE_SHIFT = fuse(EACH, Operation(scaled, PER_SAMPLE, PER_SAMPLE, x=scaled_dx, 
                    EACH, name="scale_shift", module=__name__)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-@versions_by_name
-def scale_shift_forward(x, scale, shift, version=None):
-    """x (B, ..., C) · (1 + scale (B, C)) + shift (B, C) at every pixel, as a new array."""
-    SCALE_SHIFT.check(x, scale, shift)
-    if not is_device(x):
-        return scale_shift_forward_reference(x, scale, shift)
-    return SCALE_SHIFT.forward(x, scale, shift, version=version)
-
-
-@versions_by_name
-def scale_shift_backward(dy, x, scale, version=None):
-    """(dx, dscale (B, C), dshift (B, C))."""
-    SCALE_SHIFT.check(x, scale, None)
-    if not is_device(x):
-        return scale_shift_backward_reference(dy, x, scale)
-    return tuple(SCALE_SHIFT.backward(dy, x, scale, None, version=version))
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def scale_shift_forward_cost(B, P, C):
@@ -89,3 +70,29 @@ def scale_shift_forward_cost(B, P, C):
 
 def scale_shift_backward_cost(B, P, C):
     return 4 * (3 * B * P * C + 3 * B * C), 5 * B * P * C
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+IMAGE, VECTOR = half(32, 64, 64, 64), half(32, 64)  # of the UNet, for the benchmark
+
+
+@operation(reference=scale_shift_forward_reference, cost=scale_shift_forward_cost,
+           check=lambda x, scale, shift: SCALE_SHIFT.check(x, scale, shift), versions=SCALE_SHIFT.versions(),
+           problems=[Problem(x=single(2, 3, 8), scale=single(2, 8), shift=single(2, 8)),
+                     Problem(x=single(4, 9, 33), scale=single(4, 33), shift=single(4, 33)),
+                     Problem(x=IMAGE, scale=VECTOR, shift=VECTOR, measured=True)])
+def scale_shift_forward(x, scale, shift, version=None):
+    """x (B, ..., C) · (1 + scale (B, C)) + shift (B, C) at every pixel, as a new array."""
+    return SCALE_SHIFT.forward(x, scale, shift, version=version.number)
+
+
+@operation(reference=scale_shift_backward_reference, cost=scale_shift_backward_cost,
+           check=lambda x, scale: SCALE_SHIFT.check(x, scale, None), versions=SCALE_SHIFT.versions("backward"),
+           problems=[Problem(dy=single(2, 3, 8), x=single(2, 3, 8), scale=single(2, 8)),
+                     Problem(dy=single(4, 9, 33), x=single(4, 9, 33), scale=single(4, 33)),
+                     Problem(dy=single(2, 5, 5, 516), x=single(2, 5, 5, 516), scale=single(2, 516), fast=False),
+                     Problem(dy=IMAGE, x=IMAGE, scale=VECTOR, measured=True)])
+def scale_shift_backward(dy, x, scale, version=None):
+    """(dx, dscale (B, C), dshift (B, C))."""
+    return tuple(SCALE_SHIFT.backward(dy, x, scale, None, version=version.number))

@@ -24,7 +24,6 @@ from ..device import is_device
 
 WIDE = {"naive": 1, "vectorised": 2}  # a thread an element (a backward: a column); four, by 16-byte loads and stores
 ROW = {"block-per-row": 1, "warp-per-row": 2}
-SUM = {"naive": 1, "tree": 2, "vectorised": 3}
 CONCAT = {**WIDE, "unrolled": 3}
 GROUPNORM = {"block-per-group": 1, "chunked": 2, "one-pass": 3}
 MATMUL = {"naive": 1, "tiled": 2, "register-tiled": 3, "vectorised": 4, "mma": 5, "tf32": 5, "hopper": 6}
@@ -36,18 +35,17 @@ FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and 
 
 # {operation: {name: number}}, a backward only where its versions are not its forward's
 NAMES = {
-    **dict.fromkeys(("bias_add", "bias_gelu", "channel_add", "combine", "dropout", "ema",
+    **dict.fromkeys(("bias_gelu", "combine", "dropout", "ema",
                      "embedding", "estimate_x_0", "gate", "hybrid_loss", "im2col", "im2win", "images",
                      "model_input", "mse", "muon", "muon_apply", "muon_momentum", "patchify", "peer_all_gather",
                      "peer_reduce_scatter", "place", "power_ema", "q_sample", "random_normal", "random_uniform",
-                     "scale_shift", "swiglu", "take", "unpatchify", "velocity", "weigh",
+                     "swiglu", "take", "unpatchify", "velocity", "weigh",
                      "weighted_sum"), WIDE),
-    **dict.fromkeys(("adaln", "layernorm"), ROW), "rmsnorm": {**ROW, "persistent": 3},
-    **dict.fromkeys(("column_sum", "sample_sum", "total_sum"), SUM),
+    "adaln": ROW,
     **dict.fromkeys(("linear", "matmul", "matmul_row_sums", "matmul_strided"), MATMUL),
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
     **dict.fromkeys(("depthwise", "depthwise_input_gradient", "depthwise_weight_gradient"), DEPTHWISE),
-    "layernorm_backward": {**ROW, "one-pass": 3}, "depthwise_layernorm": {"apart": 1, "fused": 2},
+    "depthwise_layernorm": {"apart": 1, "fused": 2},
     **dict.fromkeys(("avgpool", "fused", "upsample"), {**WIDE, "eight": 3}),
     "concat": CONCAT, "adamw": {**WIDE, "fused": 3},
     "global_norm": {"tree": 1, "vectorised": 2},

@@ -2,31 +2,9 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import bias as Bias
-from tests.conftest import numerical_gradient, relative_error, shapes, versions, where
+from tests.conftest import numerical_gradient, relative_error, shapes
 
 SHAPES = shapes(minimal=(1, 1), odd=(3, 5, 3, 12), not_aligned=(4, 9, 33), no_pixels=(6, 20), large=(3, 37, 41, 64))
-USABLE = where(lambda version, shape: version != 2 or shape[-1] % 4 == 0)
-
-
-@SHAPES
-@versions(1, 2)
-@USABLE
-def test_bias_add(engine, rng, shape, version):
-    x, bias = (rng.standard_normal(s).astype(np.float32) for s in (shape, shape[-1]))
-    y = Bias.bias_add_forward(engine(x), engine(bias), version=version)
-    engine.check(y, x.astype(np.float64) + bias, 1e-6, np.abs(x) + np.abs(bias))
-    engine.check_equal(y, Bias.bias_add_forward(engine(x), engine(bias), version=version))
-
-
-@SHAPES
-@versions(1, 2)
-@USABLE
-def test_channel_add(engine, rng, shape, version):
-    x, e = (rng.standard_normal(s).astype(np.float32) for s in (shape, (shape[0], shape[-1])))
-    y = Bias.channel_add_forward(engine(x), engine(e), version=version)
-    spread = e.reshape((shape[0],) + (1,) * (len(shape) - 2) + (shape[-1],))
-    engine.check(y, x.astype(np.float64) + spread, 1e-6, np.abs(x) + np.abs(spread))
-    engine.check_equal(y, Bias.channel_add_forward(engine(x), engine(e), version=version))
 
 
 @SHAPES

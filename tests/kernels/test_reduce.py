@@ -2,44 +2,7 @@ import numpy as np
 import pytest
 
 from numdiff.kernels import reduce as R
-from tests.conftest import large, shapes, versions, where
-
-SHAPES = shapes(minimal=(1, 1), odd=(3, 5, 7), aligned=(2, 5, 12), one_row=(1, 130), not_aligned=(2, 600, 33),
-                small=(32, 2048), large=(3, 37, 41, 64), wide=(2, 1000, 516))
-USABLE = where(lambda version, shape: version != 3 or shape[-1] % 4 == 0)
-
-
-@SHAPES
-@versions(1, 2, 3)
-@USABLE
-def test_column_sum(engine, rng, shape, version):
-    x, out = 1 + rng.standard_normal(shape), rng.standard_normal(shape[-1:])
-    want, size = (a.sum(axis=tuple(range(x.ndim - 1))) for a in (x, np.abs(x)))
-    got = R.column_sum(engine(x), version=version)
-    engine.check(got, want, 1e-6, size)
-    engine.check_equal(got, R.column_sum(engine(x), version=version))
-    into = engine(out)
-    R.column_sum(engine(x), out=into, version=version)
-    engine.check(into, out + want, 1e-6, np.abs(out) + size)
-
-
-@SHAPES
-@versions(1, 2, 3)
-@USABLE
-def test_sample_sum(engine, rng, shape, version):
-    x = 1 + rng.standard_normal(shape)
-    want, size = (a.reshape(shape[0], -1, shape[-1]).sum(axis=1) for a in (x, np.abs(x)))
-    got = R.sample_sum(engine(x), version=version)
-    engine.check(got, want, 1e-6, size)
-    engine.check_equal(got, R.sample_sum(engine(x), version=version))
-
-
-@SHAPES
-@versions(2, 3)
-@where(lambda version, shape: version != 3 or np.prod(shape) % 4 == 0)
-def test_total_sum(engine, rng, shape, version):
-    x = 1 + rng.standard_normal(shape)
-    engine.check(R.total_sum(engine(x), version=version), np.array([x.sum()]), 1e-6, np.abs(x).sum())
+from tests.conftest import large, versions, where
 
 
 @large

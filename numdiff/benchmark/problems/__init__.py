@@ -41,7 +41,8 @@ def problems():
     for record in OPERATIONS.values():
         for problem in record.problems:
             if problem.measured:
-                add(record.call, versions=problem.versions, precision=problem.precision, **problem.arguments)
+                add(record.call, versions=problem.versions, precision=problem.precision, note=problem.note,
+                    moved=problem.moved, **problem.arguments)
     return found
 
 

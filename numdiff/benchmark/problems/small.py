@@ -1,20 +1,13 @@
 """Problems of the small operations, and of the norms."""
 import numpy as np
 
-from ...kernels import bias, groupnorm, layernorm, random, reduce, rmsnorm, scale_shift
+from ...kernels import groupnorm, random
 from ...kernels.diffusion import images, q_sample
 from ...kernels.diffusion import levels as noise_levels
-from .problem import IMAGE, PIXELS, PURPOSE, SAMPLES, SEED, SIDE, STEP, TIMESTEPS, B, C, D, N, T, half, integers, single
+from .problem import IMAGE, PIXELS, PURPOSE, SAMPLES, SEED, SIDE, STEP, TIMESTEPS, B, C, integers, single
 
 
 def add_problems(add, rng, t):
-    rows = N * T, D
-    add(reduce.column_sum, x=single(B * SIDE * SIDE, C))
-    add(reduce.sample_sum, x=single(B, SIDE * SIDE, C))
-    add(bias.bias_add_forward, x=half(*rows), bias=single(D))
-    add(bias.channel_add_forward, x=single(B, SIDE, SIDE, C), e=single(B, C))
-    add(scale_shift.scale_shift_forward, x=IMAGE, scale=half(B, C), shift=half(B, C))
-    add(scale_shift.scale_shift_backward, dy=IMAGE, x=IMAGE, scale=half(B, C))
     add(images.images_forward, images=integers(rng.integers(0, 256, (B, SIDE, SIDE, 3)), np.uint8),
         flip=integers(rng.integers(0, 2, B)))
     add(q_sample.q_sample_forward, x_0=PIXELS, eps=PIXELS, t=t, sqrt_alpha_bar=single(TIMESTEPS),
@@ -24,15 +17,6 @@ def add_problems(add, rng, t):
         path=noise_levels.LINEAR, prediction="flow", normal=True)
     add(random.random_normal, shape=(B, SIDE, SIDE, 3), seed=SEED, purpose=PURPOSE, step=STEP, samples=SAMPLES,
         like=PIXELS)
-    add(layernorm.layernorm_forward, x=half(*rows), weight=single(D), bias=single(D))
-    add(layernorm.layernorm_backward, dy=half(*rows), x=half(*rows), weight=single(D), mean=single(N * T),
-        rstd=single(N * T), dweight=single(D), dbias=single(D))
-    pixels_128 = half(B, 1024, 128)  # of a ConvNeXt block
-    add(layernorm.layernorm_backward, dy=pixels_128, x=pixels_128, weight=single(128), mean=single(B * 1024),
-        rstd=single(B * 1024), dweight=single(128), dbias=single(128), images=B)
-    add(rmsnorm.rmsnorm_forward, x=half(*rows), weight=single(D))
-    add(rmsnorm.rmsnorm_backward, dy=half(*rows), x=half(*rows), weight=single(D), rstd=single(N * T),
-        dweight=single(D))
     norm = {"weight": single(C), "bias": single(C), "groups": 32, "silu": True}
     add(groupnorm.groupnorm_forward,
         versions=(1, 2, 3), x=IMAGE, **norm)

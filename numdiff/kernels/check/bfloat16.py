@@ -11,7 +11,7 @@ from .case import BFLOAT16_TOLERANCE, HALF_TOLERANCE
 FIRST = re.compile(
     r"(groupnorm(_backward)?: float16, (reads again|1 times sixteen channels)|groupnorm: |"
     r"adamw: fused|gate_adaln(_backward)?: (rms weighted unshifted, )?16 channels, float16|"
-    r"rmsnorm(_backward)?: (40 columns, )?float16|(qk_norm_rope|swiglu|fused)(_backward)?: .*float16|"
+    r"(qk_norm_rope|swiglu|fused)(_backward)?: .*float16|"
     r"sla(_backward)?: float16, (new, HS 32, T 65|legacy, HS 8), .*|"
     r"flash_attention: float16, legacy, HS 64, T 3, 64 queries|"
     r"flash_attention_backward: float16, new, HS 32, T 3, 64 keys, .*|"
@@ -41,6 +41,7 @@ def in_bfloat16(case):
 
 
 def bfloat16_cases(cases):
-    """Of these cases those that FIRST names, in bfloat16."""
-    found = [in_bfloat16(case) for case in cases if FIRST.fullmatch(f"{case.name}: {case.label}")]
+    """Of these cases those that FIRST names, and those of problems with bfloat16=True, in bfloat16."""
+    found = [in_bfloat16(case) for case in cases if case.bfloat16 or FIRST.fullmatch(
+        f"{case.name}: {case.label}")]
     return [case for case in found if case is not None]

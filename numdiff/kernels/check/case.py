@@ -19,6 +19,7 @@ class Case:
     name: of the operation; inputs(rng): {name: NumPy array}; run(a, version): a tuple of arrays, from the inputs `a` on
         some device (an object with their names); versions: to be forced one by one (None: what the launcher chooses)
     label: which problem, where there are several
+    bfloat16: bfloat16_cases (bfloat16.py) repeats it in that type
     fast: the quick tests run it; otherwise only the exhaustive ones do
     """
 
@@ -29,6 +30,7 @@ class Case:
     tolerance: float = TOLERANCE
     label: str = ""
     fast: bool = True
+    bfloat16: bool = False
 
 
 class Arrays:

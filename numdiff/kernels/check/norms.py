@@ -1,14 +1,14 @@
-"""Cases of GroupNorm, LayerNorm and RMSNorm."""
+"""Cases of GroupNorm."""
 import math
 
 import numpy as np
 
-from .. import groupnorm, layernorm, rmsnorm
+from .. import groupnorm
 from ..concat import Pair
 from ..groupnorm import plan as groupnorm_plan
 from ..groupnorm.normalise import channel_statistics_reference
 from ..groupnorm.one_pass_launch import one_pass_backward, one_pass_forward
-from .case import HALF_TOLERANCE, Case, normal, with_plain_sums
+from .case import HALF_TOLERANCE, Case, normal
 
 
 def norms_cases():
@@ -161,43 +161,3 @@ def norms_cases():
     yield half_backward((1, 24, 32), 2, 32, 1, True, two=True)
     yield half_backward((1, 24, 32), 2, 32, 1, True, cluster=2, two=True)
     yield half_backward((1, 32, 16), 2, 16, 1, True, cluster=2, two=True)
-    yield Case("layernorm", normal(x=(5, 36), weight=(36,), bias=(36,)),
-               lambda a, v: layernorm.layernorm_forward(a.x, a.weight, a.bias, version=v), (1, 2))
-
-    def inputs(rng):
-        made = normal(dy=(5, 36), x=(5, 36), weight=(36,), dweight=(36,), dbias=(36,))(rng)
-        _, made["mean"], made["rstd"] = layernorm.layernorm_forward(made["x"])
-        return made
-
-    def image_rows(*shape):
-        def inputs(rng):
-            C = shape[-1]
-            made = normal(dy=shape, x=shape, weight=(C,), dweight=(C,), dbias=(C,))(rng)
-            _, made["mean"], made["rstd"] = layernorm.layernorm_forward(made["x"])
-            return made
-        return inputs
-
-    for half in (False, True):
-        yield from rms_cases((5, 36), (1, 2), half, "")
-        for columns in (40, 264, 520, 776, 1032):  # a kernel each
-            yield from rms_cases((2, columns), (3,), half, f"{columns} columns")
-    yield Case("layernorm_backward", inputs, lambda a, v: (layernorm.layernorm_backward(
-        a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, version=v), a.dweight, a.dbias), (1, 2, 3))
-    for B, shape in ((2, (2, 9, 132)), (1, (1, 260)), (1, (1, 388))):
-        yield Case("layernorm_backward", image_rows(*shape), lambda a, v, B=B: (*layernorm.layernorm_backward(
-            a.dy, a.x, a.weight, a.mean, a.rstd, a.dweight, a.dbias, v, B), a.dweight, a.dbias), (3,),
-            label=f"sums of {B} images, {shape[-1]} columns")
-
-
-def rms_cases(shape, versions, half, label):
-    def inputs(rng):
-        made = normal(dy=shape, x=shape, weight=shape[1:], dweight=shape[1:])(rng)
-        made |= {name: made[name].astype(np.float16 if half else np.float64) for name in ("dy", "x")}
-        return {**made, "rstd": rmsnorm.rmsnorm_forward(made["x"].astype(np.float64))[1]}
-
-    more = versions, HALF_TOLERANCE if half else 1e-5, f"{label}{', ' * bool(label and half)}{'float16' * half}"
-    yield Case("rmsnorm", inputs, lambda a, v: rmsnorm.rmsnorm_forward(a.x, a.weight, version=v), *more)
-    wide = shape[1] > 256 and not half  # bfloat16, which has few columns alone, is to run all texts of float16
-    backward = with_plain_sums(rmsnorm.rmsnorm_backward) if wide else rmsnorm.rmsnorm_backward
-    yield Case("rmsnorm_backward", inputs, lambda a, v: (backward(a.dy, a.x, a.weight, a.rstd, a.dweight, v),
-                                                         a.dweight), *more)

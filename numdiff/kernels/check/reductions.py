@@ -1,16 +1,13 @@
 """Cases of sums over rows, samples and everything; of biases, scales and mse, which lead to such sums."""
 import numpy as np
 
-from .. import bias, reduce, scale_shift, second_pass
+from .. import second_pass
 from ..diffusion import mse
 from ..optimizer import grad_norm
 from .case import Case, normal, one
 
 
 def reductions_cases():
-    yield Case("column_sum", normal(x=(37, 12)), one(lambda a, v: reduce.column_sum(a.x, version=v)), (1, 2, 3))
-    yield Case("column_sum", normal(x=(1100, 8)), one(lambda a, v: reduce.column_sum(a.x, version=v)), (2, 3),
-               label="two passes")
     sizes = (1, 8), (70, 12), (3, 1100), (2, 4), (33, 4), (9, 260), (4, 16), (5, 8), (6, 12)  # the ninth comes alone
     given = {f"parts{k}": size for k, size in enumerate(sizes)} | {f"into{k}": (n,) for k, (_, n) in enumerate(sizes)}
 
@@ -21,16 +18,6 @@ def reductions_cases():
         return tuple(s.target for s in sums)
 
     yield Case("add_parts", normal(**given), of_parts)
-    yield Case("sample_sum", normal(x=(2, 9, 8)), one(lambda a, v: reduce.sample_sum(a.x, version=v)), (1, 2, 3))
-    yield Case("total_sum", normal(x=(3, 41)), one(lambda a, v: reduce.total_sum(a.x, version=v)), (1, 2))
-    yield Case("bias_add", normal(x=(5, 8), bias=(8,)), one(lambda a, v: bias.bias_add_forward(a.x, a.bias, version=v)),
-               (1, 2))
-    yield Case("channel_add", normal(x=(2, 3, 8), e=(2, 8)),
-               one(lambda a, v: bias.channel_add_forward(a.x, a.e, version=v)), (1, 2))
-    yield Case("scale_shift", normal(x=(2, 3, 8), scale=(2, 8), shift=(2, 8)),
-               one(lambda a, v: scale_shift.scale_shift_forward(a.x, a.scale, a.shift, version=v)), (1, 2))
-    yield Case("scale_shift_backward", normal(dy=(2, 3, 8), x=(2, 3, 8), scale=(2, 8)),
-               lambda a, v: scale_shift.scale_shift_backward(a.dy, a.x, a.scale, version=v), (1, 2))
     yield Case("global_norm", normal(x=(1000,)), one(lambda a, v: grad_norm.global_norm(a.x, version=v)), (1, 2))
 
     def of_pieces(a, v):

@@ -17,6 +17,7 @@ from ...device import cuda, empty, empty_like, float32, is_device, launch
 from ...device.requires import requires, supports
 from ...device.specialise import Variants, known_names, with_names
 from ...dtypes import HALVES, is_half, working_type
+from ..operation import Version
 from ..reduce import BLOCK, column_sum, cut, sample_sum
 from ..versions import NAMES, label
 from .kernel_text import RESERVED, SCOPE, Plan, kernel_text
@@ -158,6 +159,23 @@ class Fused(Variants):
         scope[name].made_here = self.module == __name__  # no process but this one can make it
         return requires("8.0")(cuda.jit(scope[name])) if self.widths[version] == 8 else cuda.jit(scope[name])
 
+    def versions(self, direction="forward", of="x"):
+        """[Version] of an operation that is this chain in a direction, for its record (operation.py).
+
+        of: the operation's argument that has as many channels as y, or y's shape
+        """
+        plan, found = self.plans[direction], []
+        for name, number in NAMES["fused"].items():
+            width = self.widths.get(number)
+            if width is None or (direction, number) not in self or len(plan.sums) * width > MAX_SUMS or (
+                    width == 8 and plan.sums):
+                continue
+            more = {} if width == 1 else {"fits": functools.partial(_lacks_neighbours, plan, width), "of": (of,)}
+            if width == 8:  # of float32 that is no faster
+                more |= {"requires": "8.0", "dtypes": tuple(HALVES)}
+            found.append(Version(name, number=number, **more))
+        return found
+
     # Launching it -----------------------------------------------------------------------------------------------------
 
     def forward(self, *arguments, version=None, out=None):
@@ -184,7 +202,7 @@ class Fused(Variants):
         self._check(given, shape)
         if not is_device(like):
             return self._on_arrays(plan, like, given, into)
-        key = direction, version, plan.row(like), like.dtype, like.backend.capability
+        key = direction, version, plan.row(like.shape), like.dtype, like.backend.capability
         if key not in self.chosen:
             self.chosen[key] = self._version(plan, like, version)
         version = self.chosen[key]
@@ -254,7 +272,7 @@ class Fused(Variants):
 
     def _version(self, plan, like, version):
         """The version that is asked for, or the widest whose neighbours all read neighbours."""
-        row = plan.row(like)
+        row = plan.row(like.shape)
         supported = [v for v, width in self.widths.items() if row % width == 0 and len(plan.sums) * width <= MAX_SUMS
                 and supports(like, self["forward", v])]
         if version is None:
@@ -265,6 +283,12 @@ class Fused(Variants):
             raise ValueError(f"{self.name}, version {label('fused', version)}, takes {width} elements at a time, and "
                              f"{row} is not a multiple of {width}; use version=1")
         return version
+
+
+def _lacks_neighbours(plan, width, like):
+    """What a version of `width` neighbours needs and an array, or its shape, lacks; None where it takes it."""
+    row = plan.row(getattr(like, "shape", like))
+    return f"takes {width} elements at a time, and {row} is not a multiple of {width}" if row % width else None
 
 
 @functools.cache

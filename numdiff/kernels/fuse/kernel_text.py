@@ -21,6 +21,7 @@ READ NEXT
 import functools
 import itertools
 import keyword
+import math
 
 from ...device import cuda, float32, load4, store4
 from ...device.eight import load8, store8
@@ -48,11 +49,11 @@ class Plan:
         self.counted, self.by_sample = any(place.loads for place in places), PER_SAMPLE in places
         self.samples = sum(place is PER_SAMPLE for place, _ in sums.values())
 
-    def row(self, array):
-        """How many neighbours of y read neighbours of all arrays."""
+    def row(self, shape):
+        """How many neighbours of a y of this shape read neighbours of all arrays."""
         if "C" in self.sizes:
-            return array.shape[-1]
-        return array.size // array.shape[0] if self.counted else array.size
+            return shape[-1]
+        return math.prod(shape[1:] if self.counted else shape)
 
 
 def kernel_text(name, plan, width, version, named):
