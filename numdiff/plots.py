@@ -25,6 +25,7 @@ from .files import atomic_file
 from .signals import deferred_signals
 
 SIZE, DPI = (9.6, 5.4), 100  # inches, pixels an inch: 960 × 540
+OTHERS_SETTINGS = "backend", "interactive", "toolbar", "webagg", "tk.", "docstring", "figure.max_open"  # the program's
 ENDINGS = (".png", ".svg", ".pdf")
 MARGINS = {"left": 0.085, "right": 0.975, "bottom": 0.105, "top": 0.92}  # of the loss curve, drawn again and again
 INK, GREY, GRID = "#282c34", "#6e747e", "#e5e8ec"
@@ -225,7 +226,7 @@ class Plot:
         library = matplotlib()
         with contextlib.ExitStack() as held:
             held.enter_context(DRAWING)
-            held.enter_context(library.rc_context(STYLE))
+            held.enter_context(library.rc_context(library.defaults | STYLE))
             self.figure = library.Figure(figsize=(SIZE[0], self.height), dpi=DPI, facecolor="white",
                                          layout=None if self.margins else "constrained")
             axes, *others = (self.figure.add_subplot(self.panels, 1, 1 + i) for i in range(self.panels))
@@ -279,14 +280,19 @@ class _Matplotlib:
         try:
             logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a font cache that it cannot write is no news
             with deferred_signals(), without_backend():  # interrupted, it says something else, or crashes the process
-                from matplotlib import rc_context
+                from matplotlib import rc_context, rcParamsDefault
                 from matplotlib.backends import backend_agg  # noqa: F401  savefig would import it
                 from matplotlib.figure import Figure
                 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
         except ImportError as error:
             raise NoPlotsError(f"plots need matplotlib, which cannot be imported ({error}); pip install "
                                "matplotlib.") from error
+        except UnicodeDecodeError as error:
+            raise NoPlotsError(f"matplotlib cannot read its settings ({error}): look for a file matplotlibrc in the "
+                               "current folder or in ~/.config/matplotlib.") from error
         self.rc_context, self.Figure = rc_context, Figure
+        # not those of a matplotlibrc, such as LaTeX for all words
+        self.defaults = {key: value for key, value in rcParamsDefault.items() if not key.startswith(OTHERS_SETTINGS)}
         self.FixedLocator, self.FuncFormatter = FixedLocator, FuncFormatter
         self.MaxNLocator, self.NullLocator = MaxNLocator, NullLocator
 

@@ -13,6 +13,7 @@ import contextlib
 import math
 import os
 import sys
+import threading
 import time
 
 from tqdm import tqdm
@@ -54,6 +55,9 @@ class ProgressBar(tqdm):
     """
 
     note, seconds, lines, _widest = "", None, None, 0
+    # tqdm's own is shared with processes: where those do not begin as forks (macOS, Python 3.14), making it starts
+    # `python -c …`, which imports from the current folder
+    _lock = threading.RLock()
 
     def update(self, n=1):
         if self.lines:

@@ -57,6 +57,19 @@ def test_what_this_process_finds_is_found(tmp_path, monkeypatch):
     assert str(tmp_path / "installed") in module_path()
 
 
+def test_a_progress_bar_starts_no_process(tmp_path):
+    """…as tqdm's own lock does where processes do not begin as forks: macOS, and Python 3.14."""
+    trap = plant(tmp_path, ["signal", "threading", "multiprocessing"])
+    code = ("import multiprocessing, sys; multiprocessing.set_start_method('spawn')\n"
+            "from multiprocessing import resource_tracker\n"
+            "from numdiff.progress_bar import progress_bar\n"
+            "with progress_bar(2, 'testing', 'one', shown=True) as bar: bar.update()\n"
+            "sys.exit(resource_tracker._resource_tracker._fd is not None)")
+    done = run(python_command(code), tmp_path)
+    assert done.returncode == 0 and "testing" in done.stderr, done.stderr
+    assert not trap.exists()
+
+
 @exhaustive
 @pytest.mark.parametrize("arguments", [
     ("compile", "dit", "--capability", "9.0", "--preset", "tiny", "--precision", "fp32"),

@@ -168,3 +168,13 @@ def test_a_backend_that_is_not_there_is_no_hindrance(tmp_path, backend, kept):
                           env={**os.environ, "MPLBACKEND": backend})
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [backend, str(kept)], "")
     assert (tmp_path / "loss.png").stat().st_size > 1000
+
+
+def test_a_users_settings_of_matplotlib_do_not_count(tmp_path, monkeypatch):
+    """LaTeX, which may be missing, or other sizes, from a matplotlibrc in the current folder or at home."""
+    import matplotlib
+    plots.loss_curve(tmp_path / "a.png", [1, 2], [1.0, 0.5])
+    for key, value in (("text.usetex", True), ("axes.titleweight", "bold"), ("lines.linewidth", 9)):
+        monkeypatch.setitem(matplotlib.rcParams, key, value)
+    plots.loss_curve(tmp_path / "b.png", [1, 2], [1.0, 0.5])
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
