@@ -302,8 +302,8 @@ def _half_input_gradient(dy, weight, x, stride, version, residual=None):
     if version >= 5:
         return hopper_input_gradient(dy, weight, dx, whole_halo=version == 6, residual=residual)
     if version == 4:
-        dx = mma_input_gradient(dy, weight, dx, stride)
-    elif version == 3:
+        return mma_input_gradient(dy, weight, dx, stride, residual)
+    if version == 3:
         dx = narrow_half_input_gradient(dy, weight, dx)
     else:
         dx = _input_gradient(dy, weight, x, stride, 1)

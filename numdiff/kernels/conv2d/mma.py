@@ -24,7 +24,7 @@ COST
 SOURCE
     PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix).
 READ NEXT
-    hopper/, where nothing is gathered any more.
+    mma_halo.py, which takes all 3 × 3 taps of stride 1.
 """
 import numpy as np
 
@@ -47,6 +47,8 @@ from ...dtypes import is_half
 from ..common import divide, no_numbers
 from .direct import Added, Addends, Geometry
 from .flip import TRANSPOSE, flip_weight_kernel
+from .mma_halo import halo_forward
+from .mma_halo_gradient import halo_weight_gradient
 from .tiles import add_parts, within
 
 THREADS = 128
@@ -296,6 +298,8 @@ def mma_supports(x, weight):
 
 def mma_forward(x, weight, bias, y, stride, channel=None, residual=None, spread=1):
     """y = conv2d(x, weight) + …, for arrays that launcher.py has checked."""
+    if weight.shape[1] == 3 and stride == spread == 1:
+        return halo_forward(x, weight, bias, y, channel, residual)
     _, h, w, c = x.shape
     b, ho, wo, n = y.shape
     nothing = no_numbers(x.backend)
@@ -309,18 +313,23 @@ def mma_forward(x, weight, bias, y, stride, channel=None, residual=None, spread=
     return y
 
 
-def mma_input_gradient(dy, weight, dx, stride):
-    """dx, as the forward over dy with the flipped weight."""
+def mma_input_gradient(dy, weight, dx, stride, residual=None):
+    """dx, as the forward over dy with the flipped weight; residual: added to it."""
     n, size, _, c = weight.shape
+    if size == 3 and stride == 1:
+        return halo_forward(dy, weight, None, dx, residual=residual, flipped=True)
     flipped = empty((c, size, size, n), weight.dtype, like=weight)
     launch(flip_weight_kernel, (-(-c // TRANSPOSE), -(-n // TRANSPOSE), size * size), (TRANSPOSE, 8),
            weight.reshape(-1),
            flipped.reshape(-1), n, c, size * size)
-    return mma_forward(dy, flipped, None, dx, 1, spread=stride)
+    return mma_forward(dy, flipped, None, dx, 1, residual=residual, spread=stride)
 
 
 def mma_weight_gradient(dy, x, dweight, stride, accumulate=True):
     """dweight += …, or = …"""
+    if dweight.shape[1] == 3 and stride == 1:
+        halo_weight_gradient(dy, x, dweight, accumulate)
+        return
     _, h, w, c = x.shape
     b, ho, wo, n = dy.shape
     size, pixels = dweight.shape[1], b * ho * wo
