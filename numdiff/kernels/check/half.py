@@ -4,6 +4,7 @@ import numpy as np
 from ...device import empty, is_device
 from .. import bias, conv2d, linear, linear_gradients, linear_stack, matmul
 from ..concat import Pair
+from ..conv2d import mma_halo, mma_halo_gradient
 from ..conv2d.hopper import convolution as conv2d_hopper
 from ..conv2d.hopper import weight_gradient as conv2d_hopper_gradient
 from ..conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
@@ -298,6 +299,32 @@ def convolution_cases():
 
     yield Case("conv2d_weight_gradient", operands(2, 3, 8, 8, 1),
                lambda a, v: gradients(a, general if is_device(a.x) else reference), label="float16, any kernel")
+
+    # by mma.sync: 3 × 3 taps of stride 1 in every tile
+    for seg, frags, flipped in mma_halo.KERNELS:
+        def in_tile(a, v, only=(seg, frags), flipped=flipped):
+            if not is_device(a.x):
+                if flipped:
+                    return (conv2d.conv2d_backward_reference(a.dy, a.x, a.weight, a.dweight),)
+                return (conv2d.conv2d_forward_reference(a.x, a.weight, a.dbias, residual=a.dy),)
+            if flipped:
+                return (mma_halo.halo_forward(a.dy, a.weight, None, empty(a.x.shape, a.x.dtype, like=a.x), flipped=True,
+                                              only=only),)
+            return (mma_halo.halo_forward(a.x, a.weight, a.dbias, empty(a.dy.shape, a.x.dtype, like=a.x),
+                                          residual=a.dy, only=only),)
+
+        yield Case("conv2d_input_gradient" if flipped else "conv2d", operands(2, 3, 8, 8, 3), in_tile,
+                   tolerance=HALF_TOLERANCE, label=f"float16, mma, segments of {seg}, {64 * frags} pixels")
+    for only in mma_halo_gradient.KERNELS:
+        def weight_in_tile(a, v, only=only):
+            if is_device(a.x):
+                mma_halo_gradient.halo_weight_gradient(a.dy, a.x, a.dweight, only=only)
+            else:
+                conv2d.conv2d_backward_reference(a.dy, a.x, a.weight, a.dweight, need_dx=False)
+            return (a.dweight,)
+
+        yield Case("conv2d_weight_gradient", operands(2, 3, 8, 8, 3), weight_in_tile, tolerance=HALF_TOLERANCE,
+                   label=f"float16, mma, segments of {only[0]}, {only[1]} stages")
 
     # by mma.sync, and with few channels on one side: from 3, from 5, to 3
     for version, (h, w, c, n, size, stride) in ((4, (3, 2, 8, 8, 1, 2)), (3, (2, 3, 3, 8, 3, 1)),

@@ -1,4 +1,4 @@
-"""3 × 3 convolution on the tensor cores of any GPU from sm_80 on: one tile of pixels with its halo serves all nine taps.
+"""3 × 3 convolution on the tensor cores of any GPU from sm_80 on: one tile of pixels serves all nine taps.
 
 MATHEMATICS
     as in mma.py, for 3 × 3 taps and stride 1: the forward, and the input gradient, which is the forward over dy with
@@ -14,6 +14,10 @@ WHAT IS NEW, AND WHY IT PAYS
         of which tap r multiplies rows r … r + 3. So 6 + 12 ldmatrix feed 96 mma (mma.py: 18 feed 48), and shared memory
         is read at half of its rate when the tensor cores run at theirs.
     Weights travel through a ring of three stages, three taps of 32 channels each: one barrier for 192 mma of a warp.
+    Two blocks stay on a multiprocessor and take tile after tile. The next tile's pixels and weights arrive while the
+        last channels of one are multiplied and its results are written.
+    Addresses are computed once a tile, into a table in shared memory, and in 32 bits: with 64-bit products for every
+        copy a block executed 1,010 instructions for 192 mma of a warp, and the kernel took 1.5 times as long.
 TILES
     The image is cut into segments of SEG columns and ROWS rows. Four warps take one segment of 16 × 16 pixels, or, for
     images of 8 columns, four segments of 8 × 8, of any images: 16 pixels of a fragment are then 8 of two segments.
@@ -22,8 +26,8 @@ SWIZZLE
     A pixel's 32 channels are four chunks of 16 bytes. Chunk c of a pixel in column h of the halo tile is stored at
     c ^ (h / 2 % 4): eight neighbours in a row, from any column on, lie in eight different groups of four banks.
 LAUNCH
-    grid (tiles, channels / 64), 128 threads, two blocks on a multiprocessor. Dynamic shared memory: 79 KiB for 16 × 16
-    pixels, 89 for four times 8 × 8; every card from sm_80 on has 99.
+    grid (blocks, channels / 64), 128 threads, two blocks on a multiprocessor. Dynamic shared memory: 79 KiB for 16 × 16
+    pixels, 89 for four times 8 × 8; every card from sm_80 on has 99, those of 8.0 and 9.0 room for two such blocks.
 DETERMINISM
     one warp sums each output, in the order of channel chunks, columns of taps, halves of 16 channels and rows of taps.
 SOURCE
@@ -311,7 +315,7 @@ def move_results(tiles, patch, array, first, image, tile, first_n, t, loads):
 
 @cuda.jit(device=True, forceinline=True)
 def write_results(tiles, region, accumulators, first, residual, added, y, image, tile, first_n, t):
-    """PATCH fragments of the warp's results into y, by way of its patch; region: byte where the warps' patches begin."""
+    """PATCH fragments of the warp's results into y, by way of its patch; region: where the warps' patches begin."""
     patch = int32(region + (t >> 5) * (PATCH * 16 * OUT_PITCH))
     if added.residual:
         move_results(tiles, patch, residual, first, image, tile, first_n, t, True)
@@ -352,7 +356,7 @@ def convolve_halo(x, weight, addends, y, image, added):
         for k in range(ACCUMULATORS):
             accumulators[k] = float32(0)
         s, c0 = int32(0), int32(0)
-        for step in range(steps):
+        for _ in range(steps):
             cp_async_wait(PENDING)  # this thread's copies for the step have arrived
             cuda.syncthreads()  # so have all others', and the stage of the step before is no longer read
             t = opaque(t)

@@ -1,0 +1,64 @@
+"""3 × 3 convolutions by mma.sync from tiles with a halo: every tile, several tiles and chunks of channels a block."""
+import numpy as np
+import pytest
+
+from numdiff.device import empty
+from numdiff.kernels import conv2d as C
+from numdiff.kernels.conv2d import mma_halo, mma_halo_gradient
+from tests.conftest import large, on, quick
+
+from .test_half import TOLERANCE, operands, repeat
+
+ADDENDS = "bias", "channel", "residual"
+# B, H, W, C_in, C_out: two tiles a block and two chunks of channels; segments of two images, and one that is missing
+SMALL = [((16, 2), (1, 17, 3, 40, 8)), ((8, 2), (3, 3, 5, 8, 16))]
+LARGE = [(only, shape) for only in ((16, 4), (16, 2), (8, 4), (8, 2))
+         for shape in ((40, 16, 24, 40, 72), (150, 8, 8, 128, 136), (2, 64, 64, 64, 64), (3, 13, 9, 64, 64))]
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+@pytest.mark.parametrize("only, shape", [*SMALL, *[pytest.param(*case, marks=large) for case in LARGE]], ids=str)
+@on("emulator", "cuda")
+@quick(lambda engine, only, flipped: engine != "emulator" or only == (8, 2) and flipped)
+def test_tiles(engine, rng, monkeypatch, only, shape, flipped):
+    if engine.name == "emulator":
+        monkeypatch.setattr(engine.backend, "multiprocessors", 1)
+    a, kinds = operands(rng, (*shape, 3, 1))
+    want = C.conv2d_forward_reference(a["x"], a["weight"], **{k: a[k] for k in ADDENDS})
+    weight = np.ascontiguousarray(a["weight"][:, ::-1, ::-1].transpose(3, 1, 2, 0)) if flipped else a["weight"]
+
+    def run():
+        x = engine(a["x"], np.float16)
+        y = empty(want.shape, np.float16, like=x)
+        bias, channel, residual = (engine(a[k], kinds[k]) for k in ADDENDS)
+        return mma_halo.halo_forward(x, engine(weight, np.float16), bias, y, channel, residual, flipped, only)
+
+    y = run()
+    engine.check(y, want, TOLERANCE)
+    if engine.name == "cuda":
+        repeat(engine, y, run)
+
+
+@pytest.mark.parametrize("only, shape", [
+    ((16, 3), (1, 9, 2, 8, 8)), ((8, 2), (3, 3, 5, 8, 8)),
+    *[pytest.param(only, shape, marks=large) for _, shape in LARGE[:4] for only in mma_halo_gradient.KERNELS]], ids=str)
+@on("emulator", "cuda")
+@quick(lambda engine, only: engine != "emulator" or only == (16, 3))
+def test_weight_gradient(engine, rng, monkeypatch, only, shape):
+    if engine.name == "emulator":
+        monkeypatch.setattr(engine.backend, "multiprocessors", 1)
+    a, _ = operands(rng, (*shape, 3, 1))
+    want = rng.standard_normal(a["weight"].shape)
+    start = want.astype(np.float32)
+    C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, need_dx=False)
+
+    def run():
+        dweight = engine(start)
+        mma_halo_gradient.halo_weight_gradient(engine(a["dy"], np.float16), engine(a["x"], np.float16), dweight,
+                                               only=only)
+        return dweight
+
+    dweight = run()
+    engine.check(dweight, want, 2e-5)
+    if engine.name == "cuda":
+        repeat(engine, dweight, run)
