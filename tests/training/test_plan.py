@@ -172,7 +172,7 @@ def test_cards_differ():
     modules = {card.capability: {key.module for key in plan_run(options, dataset, card)}
                for card in (H200, cards_with((8, 0))[0])}
     assert "numdiff.kernels.conv2d.hopper.convolution" in modules[9, 0] - modules[8, 0]
-    assert "numdiff.kernels.conv2d.mma" in modules[8, 0]
+    assert "numdiff.kernels.conv2d.mma_halo" in modules[8, 0]
     with pytest.raises(UsageError, match=r"--capability 6.1: no such card is known; use one of 7.5, 8.0, .*has it"):
         cards_with((6, 1))
 
