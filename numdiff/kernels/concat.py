@@ -28,11 +28,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..device import cuda, empty, int32, is_device, launch, load4, over_batch, store4
+from ..device import cuda, empty, int32, launch, load4, over_batch, store4
 from ..device.tensor_core import load_words4, store_words4
 from ..errors import TooManyElementsError
 from .common import divide
-from .versions import label, versions_by_name
+from .operation import Version, operation
+from .problem import Problem, half, single
 
 BLOCK = 256  # threads
 
@@ -166,59 +167,6 @@ def concat_backward_kernel_v3(dy, da, db, Ca, Cb, width):
         part_store(da, db, n, Ca, Cb, load_words4(dy, n))
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def _launch_concat(kernels, version, joined, channels_a, channels_b, *arrays):
-    """kernels: of versions 1, 2 and 3."""
-    widths = {1: 1, 2: 4, 3: 16 // joined.dtype.itemsize}  # channels that stay together
-    supported = {v: channels_a % width == 0 and channels_b % width == 0 for v, width in widths.items()}
-    if joined.size >= 2**31 - 4 * BLOCK * widths[3]:
-        raise TooManyElementsError(f"{joined.shape} has too many elements for 32-bit indices: split the batch")
-    if version is None:
-        supported[3] = supported[3] and all(x.offset % 16 == 0 for x in arrays)  # views may begin anywhere
-        version = next(v for v in (3, 2, 1) if supported[v])
-    if not supported[version]:
-        raise ValueError(f"version {label('concat', version)} moves {widths[version]} channels at a time, and "
-                         f"{channels_a} and {channels_b} are not both multiples of {widths[version]}; use version=1")
-    threads = -(-joined.size // widths[version])
-    if version == 3:
-        launch(kernels[2], -(-threads // (2 * BLOCK)), BLOCK, *(x.reshape(-1) for x in arrays), channels_a, channels_b,
-               widths[3])
-    else:
-        launch(kernels[version - 1], -(-threads // BLOCK), BLOCK, *(x.reshape(-1) for x in arrays), channels_a,
-               channels_b)
-
-
-FORWARD = concat_forward_kernel_v1, concat_forward_kernel_v2, concat_forward_kernel_v3
-BACKWARD = concat_backward_kernel_v1, concat_backward_kernel_v2, concat_backward_kernel_v3
-
-
-@versions_by_name
-def concat_forward(a, b, version=None):
-    """a (..., Ca) and b (..., Cb) side by side, as a new array (..., Ca + Cb)."""
-    if a.shape[:-1] != b.shape[:-1]:
-        raise ValueError(f"only the channels of a {a.shape} and b {b.shape} may differ")
-    if not is_device(a):
-        return concat_forward_reference(a, b)
-    channels_a, channels_b = a.shape[-1], b.shape[-1]
-    y = empty((*a.shape[:-1], channels_a + channels_b), a.dtype, like=a)
-    _launch_concat(FORWARD, version, y, channels_a, channels_b, a, b, y)
-    return y
-
-
-@versions_by_name
-def concat_backward(dy, channels_a, version=None):
-    """(da, db): the first `channels_a` channels of dy and the others, as new arrays."""
-    channels_b = dy.shape[-1] - channels_a
-    if not 0 < channels_a < dy.shape[-1]:
-        raise ValueError(f"channels_a is {channels_a}: both sides need some of dy's {dy.shape[-1]} channels")
-    if not is_device(dy):
-        return concat_backward_reference(dy, channels_a)
-    da, db = (empty((*dy.shape[:-1], c), dy.dtype, like=dy) for c in (channels_a, channels_b))
-    _launch_concat(BACKWARD, version, dy, channels_a, channels_b, dy, da, db)
-    return da, db
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def concat_forward_cost(pixels, channels_a, channels_b):
@@ -228,3 +176,80 @@ def concat_forward_cost(pixels, channels_a, channels_b):
 
 def concat_backward_cost(pixels, channels_a, channels_b):
     return concat_forward_cost(pixels, channels_a, channels_b)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _lacks(width, channels_a, channels_b, *arrays):
+    """What a version that moves `width` channels at a time needs and a call lacks; None where it takes it."""
+    if channels_a % width or channels_b % width:
+        return (f"moves {width} channels at a time, and {channels_a} and {channels_b} are not both multiples of "
+                f"{width}")
+    if any(x.offset % 16 for x in arrays):  # views may begin anywhere
+        return "moves 16 bytes at a time, and an array does not begin at a multiple of 16 bytes"
+    return None
+
+
+def _launch_concat(version, joined, channels_a, channels_b, *arrays):
+    """Launch a kernel whose threads have `version.width` channels, or 16 bytes, each."""
+    widest = 16 // joined.dtype.itemsize
+    if joined.size >= 2**31 - 4 * BLOCK * widest:
+        raise TooManyElementsError(f"{joined.shape} has too many elements for 32-bit indices: split the batch")
+    given = *(x.reshape(-1) for x in arrays), channels_a, channels_b
+    if version.name == "unrolled":
+        launch(version.kernel, -(-joined.size // (widest * 2 * BLOCK)), BLOCK, *given, widest)
+    else:
+        launch(version.kernel, -(-joined.size // (version.width * BLOCK)), BLOCK, *given)
+
+
+def _check_forward(a, b):
+    if a.shape[:-1] != b.shape[:-1]:
+        raise ValueError(f"only the channels of a {a.shape} and b {b.shape} may differ")
+
+
+def _check_backward(dy, channels_a):
+    if not 0 < channels_a < dy.shape[-1]:
+        raise ValueError(f"channels_a is {channels_a}: both sides need some of dy's {dy.shape[-1]} channels")
+
+
+def _problems(make):
+    """The small problems of a direction, of which `make` makes one: pixels, channels of a and of b, kind of array."""
+    return [make(6, 8, 4, single), make(15, 3, 5, single), make(64, 8, 6, half), make(20, 16, 8, half),
+            make(100, 128, 64, half, fast=False)]
+
+
+IMAGE = half(32, 64, 64, 64)  # of the UNet, for the benchmark
+
+
+@operation(reference=concat_forward_reference, cost=concat_forward_cost, check=_check_forward,
+           versions=[Version("naive", concat_forward_kernel_v1, width=1),
+                     Version("vectorised", concat_forward_kernel_v2, width=4,
+                             fits=lambda a, b: _lacks(4, a.shape[-1], b.shape[-1])),
+                     Version("unrolled", concat_forward_kernel_v3, fits=lambda a, b: _lacks(
+                         16 // a.dtype.itemsize, a.shape[-1], b.shape[-1], a, b))],
+           problems=[*_problems(lambda pixels, a, b, array, **more: Problem(
+               a=array(pixels, 1, a), b=array(pixels, 1, b), tolerance=0.0, **more)),
+               Problem(a=half(32, 64, 64, 128), b=IMAGE, measured=True)])
+def concat_forward(a, b, version=None):
+    """a (..., Ca) and b (..., Cb) side by side, as a new array (..., Ca + Cb)."""
+    channels_a, channels_b = a.shape[-1], b.shape[-1]
+    y = empty((*a.shape[:-1], channels_a + channels_b), a.dtype, like=a)
+    _launch_concat(version, y, channels_a, channels_b, a, b, y)
+    return y
+
+
+@operation(reference=concat_backward_reference, cost=concat_backward_cost, check=_check_backward,
+           versions=[Version("naive", concat_backward_kernel_v1, width=1),
+                     Version("vectorised", concat_backward_kernel_v2, width=4,
+                             fits=lambda dy, channels_a: _lacks(4, channels_a, dy.shape[-1] - channels_a)),
+                     Version("unrolled", concat_backward_kernel_v3, fits=lambda dy, channels_a: _lacks(
+                         16 // dy.dtype.itemsize, channels_a, dy.shape[-1] - channels_a, dy))],
+           problems=[*_problems(lambda pixels, a, b, array, **more: Problem(
+               dy=array(pixels, 1, a + b), channels_a=a, tolerance=0.0, **more)),
+               Problem(dy=half(32, 64, 64, 192), channels_a=128, measured=True)])
+def concat_backward(dy, channels_a, version=None):
+    """(da, db): the first `channels_a` channels of dy and the others, as new arrays."""
+    channels_b = dy.shape[-1] - channels_a
+    da, db = (empty((*dy.shape[:-1], c), dy.dtype, like=dy) for c in (channels_a, channels_b))
+    _launch_concat(version, dy, channels_a, channels_b, dy, da, db)
+    return da, db

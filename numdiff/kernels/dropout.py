@@ -23,11 +23,12 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import float32, is_device, uint32
+from ..device import float32, uint32
 from ..dtypes import in_single
 from .fuse import EACH, NUMBER, Operation, fuse, select
-from .random import DROP_BITS, PURPOSE_DROPOUT, WORDS, count_of, random_elements_reference
-from .versions import versions_by_name
+from .operation import operation
+from .problem import SEED, Problem, counters, half, integers, single
+from .random import DROP_BITS, PURPOSE_DROPOUT, WORDS, check_counters, count_of, random_elements_reference
 
 
 @in_single()
@@ -38,6 +39,10 @@ def dropout_forward_reference(x, probability, seed, layer, step, samples):
     y = x * x.dtype.type(1.0 / (1.0 - probability))
     y *= kept
     return y
+
+
+def dropout_backward_reference(dy, probability, seed, layer, step, samples):
+    return dropout_forward_reference(dy, probability, seed, layer, step, samples)
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
@@ -54,30 +59,19 @@ DROP = Operation(dropped, WORDS, NUMBER, NUMBER, x=dropped_dx)  # for chains; `d
 DROPOUT = fuse(EACH, Operation(dropped, WORDS, NUMBER, NUMBER), EACH, name="dropout", module=__name__)
 
 
+def check_probability(probability):
+    if not 0.0 <= probability < 1.0:
+        raise ValueError(f"a dropout probability is in [0, 1), got {probability}")
+
+
 def drop_operands(shape, probability, seed, layer, step, samples):
     """The operands of DROP for an x of this shape: (word, threshold, scale); the others as of `dropout_forward`."""
-    if not 0.0 <= probability < 1.0:
-        raise ValueError(f"a dropout probability lies in [0, 1), got {probability}")
+    check_probability(probability)
     return (count_of(shape, seed, PURPOSE_DROPOUT + 256 * layer, step, samples),
             uint32(round(probability * 2 ** 24)), float32(1.0 / (1.0 - probability)))
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-@versions_by_name
-def dropout_forward(x, probability, seed, layer, step, samples, version=None):
-    """x with each element zeroed with this probability and the others scaled by 1 / (1 - probability)."""
-    operands = drop_operands(x.shape, probability, seed, layer, step, samples)
-    if not is_device(x):
-        return dropout_forward_reference(x, probability, seed, layer, step, samples)
-    return DROPOUT.forward(x, *operands, version=version)
-
-
-@versions_by_name
-def dropout_backward(dy, probability, seed, layer, step, samples, version=None):
-    """dx: the mask and scale of the forward with the same arguments, applied to dy."""
-    return dropout_forward(dy, probability, seed, layer, step, samples, version)
-
+# Cost -----------------------------------------------------------------------------------------------------------------
 
 def dropout_forward_cost(n):
     return 8 * n, n
@@ -85,3 +79,33 @@ def dropout_forward_cost(n):
 
 def dropout_backward_cost(n):
     return dropout_forward_cost(n)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(x, probability, step, samples):
+    check_probability(probability)
+    check_counters(step, samples, x.shape[0])
+
+
+DRAWN = {"probability": 0.3, "seed": SEED, "layer": 1}
+
+
+@operation(reference=dropout_forward_reference, cost=dropout_forward_cost, check=_check, versions=DROPOUT.versions(),
+           problems=[Problem(x=single(2, 3, 4), **DRAWN, **counters(2)),
+                     Problem(x=single(3, 5, 7), **DRAWN, **counters(3)),
+                     Problem(x=half(2, 8), **DRAWN, **counters(2)),
+                     Problem(x=half(32, 64, 64, 64), probability=0.1, seed=1, layer=1, step=integers([7], np.uint32),
+                             samples=integers(np.arange(32), np.uint32), measured=True)])
+def dropout_forward(x, probability, seed, layer, step, samples, version=None):
+    """x with each element zeroed with this probability and the others scaled by 1 / (1 - probability)."""
+    return DROPOUT.forward(x, *drop_operands(x.shape, probability, seed, layer, step, samples), version=version.number)
+
+
+@operation(reference=dropout_backward_reference, cost=dropout_backward_cost, versions=DROPOUT.versions(of="dy"),
+           check=lambda dy, probability, step, samples: _check(dy, probability, step, samples),
+           problems=[Problem(dy=single(2, 3, 4), **DRAWN, **counters(2)),
+                     Problem(dy=single(3, 5, 7), **DRAWN, **counters(3))])
+def dropout_backward(dy, probability, seed, layer, step, samples, version=None):
+    """dx: the mask and scale of the forward with the same arguments, applied to dy."""
+    return dropout_forward(dy, probability, seed, layer, step, samples, version=version.number)

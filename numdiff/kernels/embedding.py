@@ -27,9 +27,10 @@ import math
 
 import numpy as np
 
-from ..device import cuda, empty, float32, int32, is_device, launch, load4, store4, uint32
+from ..device import cuda, empty, float32, int32, launch, load4, store4, uint32
+from .operation import Version, operation
+from .problem import Problem, filled, integers, single
 from .random import cosine_sine
-from .versions import versions_by_name
 
 BLOCK = 256  # threads
 NAN = np.float32(np.nan)
@@ -148,58 +149,6 @@ def embedding_backward_kernel_v2(dy, labels, dweight):
             dweight[label, c] += total
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def timestep_embedding_forward(t, dim, max_period=10000.0):
-    """Sinusoids of each timestep, (B, dim): cosines, then sines."""
-    if not is_device(t):
-        return timestep_embedding_forward_reference(t, dim, max_period)
-    y = empty((t.shape[0], dim), np.float32, like=t)
-    launch(timestep_embedding_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, t, y,
-           float32(-math.log(max_period) / max(dim // 2, 1)))
-    return y
-
-
-def _check_labels(labels, batch):
-    if labels.shape != (batch,) or labels.dtype != np.int32:
-        raise ValueError(f"labels must be int32 of shape ({batch},), got {labels.dtype}{tuple(labels.shape)}")
-
-
-@versions_by_name
-def embedding_forward(labels, weight, version=None):
-    """weight[labels]; on a device a label outside the table gives a row of NaN."""
-    _check_labels(labels, labels.shape[0])
-    if not is_device(weight):
-        return embedding_forward_reference(labels, weight)
-    channels = weight.shape[1]
-    if version is None:
-        version = 2 if channels % 4 == 0 else 1
-    elif version == 2 and channels % 4:
-        raise ValueError(f"version 2 (vectorised) copies four channels at a time, {channels} is not a multiple of 4; "
-                         "use version=1")
-    y = empty((labels.shape[0], channels), weight.dtype, like=weight)
-    if version == 1:
-        launch(embedding_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, labels, weight, y)
-    else:
-        launch(embedding_forward_kernel_v2, -(-y.size // (4 * BLOCK)), BLOCK, labels, weight.reshape(-1), y.reshape(-1),
-               uint32(channels))
-    return y
-
-
-@versions_by_name
-def embedding_backward(dy, labels, dweight, version=None):
-    """Adds every sample's dy into its class's row of dweight, in place."""
-    _check_labels(labels, dy.shape[0])
-    if dy.shape[1:] != dweight.shape[1:]:
-        raise ValueError(f"dy {tuple(dy.shape)} and dweight {tuple(dweight.shape)} differ in channels")
-    if not is_device(dy):
-        embedding_backward_reference(dy, labels, dweight)
-    elif version == 1:
-        launch(embedding_backward_kernel_v1, -(-dweight.size // BLOCK), BLOCK, dy, labels, dweight)
-    else:
-        launch(embedding_backward_kernel_v2, -(-dy.size // BLOCK), BLOCK, dy, labels, dweight)
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def timestep_embedding_forward_cost(batch, dim):
@@ -212,3 +161,68 @@ def embedding_forward_cost(batch, channels):
 
 def embedding_backward_cost(batch, channels):
     return 12 * batch * channels, batch * channels
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _labels(batch, classes):
+    """Random labels of a problem."""
+    return filled((batch,), lambda rng: rng.integers(0, classes, batch), np.int32)
+
+
+@operation(reference=timestep_embedding_forward_reference, cost=timestep_embedding_forward_cost,
+           problems=[Problem(t=integers([0, 7, 999]), dim=9, tolerance=5e-5),
+                     Problem(t=_labels(32, 1000), dim=128, measured=True)])
+def timestep_embedding_forward(t, dim, max_period=10000.0):
+    """Sinusoids of each timestep, (B, dim): cosines, then sines."""
+    y = empty((t.shape[0], dim), np.float32, like=t)
+    launch(timestep_embedding_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, t, y,
+           float32(-math.log(max_period) / max(dim // 2, 1)))
+    return y
+
+
+def _check_labels(labels, batch):
+    if labels.shape != (batch,) or labels.dtype != np.int32:
+        raise ValueError(f"labels must be int32 of shape ({batch},), got {labels.dtype}{tuple(labels.shape)}")
+
+
+def _check_backward(dy, labels, dweight):
+    _check_labels(labels, dy.shape[0])
+    if dy.shape[1:] != dweight.shape[1:]:
+        raise ValueError(f"dy {tuple(dy.shape)} and dweight {tuple(dweight.shape)} differ in channels")
+
+
+@operation(reference=embedding_forward_reference, cost=embedding_forward_cost,
+           check=lambda labels: _check_labels(labels, labels.shape[0]),
+           versions=[Version("naive", embedding_forward_kernel_v1),
+                     Version("vectorised", embedding_forward_kernel_v2, fits=lambda weight: (
+                         f"copies four channels at a time, {weight.shape[1]} is not a multiple of 4"
+                         if weight.shape[1] % 4 else None))],
+           problems=[Problem(labels=integers([2, 0, 2, 1]), weight=single(3, 8)),
+                     Problem(labels=_labels(9, 4), weight=single(4, 33)),
+                     Problem(labels=_labels(6, 1000), weight=single(1000, 16)),
+                     Problem(labels=_labels(64, 1000), weight=single(1001, 768), measured=True)])
+def embedding_forward(labels, weight, version=None):
+    """weight[labels]; on a device a label outside the table gives a row of NaN."""
+    channels = weight.shape[1]
+    y = empty((labels.shape[0], channels), weight.dtype, like=weight)
+    if version.name == "naive":
+        launch(version.kernel, -(-y.size // BLOCK), BLOCK, labels, weight, y)
+    else:
+        launch(version.kernel, -(-y.size // (4 * BLOCK)), BLOCK, labels, weight.reshape(-1), y.reshape(-1),
+               uint32(channels))
+    return y
+
+
+@operation(reference=embedding_backward_reference, cost=embedding_backward_cost, check=_check_backward,
+           versions=[Version("per-class", embedding_backward_kernel_v1),
+                     Version("per-sample", embedding_backward_kernel_v2)],
+           problems=[Problem(dy=single(4, 8), labels=integers([2, 0, 2, 1]), dweight=single(3, 8)),
+                     Problem(dy=single(9, 33), labels=_labels(9, 4), dweight=single(4, 33)),
+                     Problem(dy=single(6, 16), labels=_labels(6, 1000), dweight=single(1000, 16), fast=False),
+                     Problem(dy=single(64, 768), labels=_labels(64, 1000), dweight=single(1001, 768), measured=True)],
+           writes=("dweight",))
+def embedding_backward(dy, labels, dweight, version=None):
+    """Adds every sample's dy into its class's row of dweight, in place."""
+    threads = dweight.size if version.name == "per-class" else dy.size
+    launch(version.kernel, -(-threads // BLOCK), BLOCK, dy, labels, dweight)

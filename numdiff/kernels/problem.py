@@ -86,6 +86,15 @@ def _with_arrays(name, value, arrays):
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
+SEED, PURPOSE = 1234567890123, 3  # of random numbers, for problems
+
+
+def counters(batch):
+    """{name: Array}: the step and the samples' numbers in the run, which count random numbers (random.py)."""
+    return {"step": Array((1,), np.dtype(np.uint32), [5]), "samples": Array(
+        (batch,), np.dtype(np.uint32), lambda rng: rng.permutation(100)[:batch])}
+
+
 @dataclass
 class Problem:
     """One call of an operation. Every further keyword is an argument of the operation: an `Array`, a list or NamedTuple

@@ -32,10 +32,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..device import cuda, empty, float32, int32, is_device, launch, uint32
+from ..device import cuda, empty, float32, int32, launch, uint32
 from ..device.philox import philox4x32, philox_columns_reference
 from .fuse import EACH, Operation, Place, as_it_is, fuse
-from .versions import versions_by_name
+from .operation import operation
+from .problem import PURPOSE, SEED, Problem, counters, integers, single
 
 BLOCK = 256  # threads
 CHUNK = 8192  # counters of four words that the reference makes at a time: its six uint64 arrays stay in the cache
@@ -92,11 +93,11 @@ def normal_from_words(words):
     return steps
 
 
-def random_uniform_reference(shape, seed, purpose, step, samples):
+def random_uniform_reference(shape, seed, purpose, step, samples, like=None):
     return random_elements_reference(uniform_from_words, np.float32, shape, seed, purpose, step, samples)
 
 
-def random_normal_reference(shape, seed, purpose, step, samples):
+def random_normal_reference(shape, seed, purpose, step, samples, like=None):
     return random_elements_reference(normal_from_words, np.float32, shape, seed, purpose, step, samples)
 
 
@@ -223,7 +224,7 @@ def random_integers_kernel_v1(y, high, seed_low, seed_high, purpose, step, sampl
         y[b] = int32((np.uint64(word) * np.uint64(high)) >> np.uint64(32))
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Counters -------------------------------------------------------------------------------------------------------------
 
 def check_counters(step, samples, batch):
     """The counters as every user of Philox needs them."""
@@ -240,40 +241,6 @@ def count_of(shape, seed, purpose, step, samples):
     return Counters(uint32(math.prod(shape[1:])), *seed_words(seed), uint32(purpose), step, samples)
 
 
-@versions_by_name
-def random_uniform(shape, seed, purpose, step, samples, like=None, version=None):
-    """Uniform float32 in [0, 1), on the engine of `samples` (`like` is not needed)."""
-    check_counters(step, samples, shape[0])
-    if not is_device(samples):
-        return random_uniform_reference(shape, seed, purpose, step, samples)
-    return UNIFORM.forward(count_of(shape, seed, purpose, step, samples), version=version,
-                           out=empty(shape, np.float32, like=samples))
-
-
-@versions_by_name
-def random_normal(shape, seed, purpose, step, samples, like=None, version=None):
-    """Normal float32 of mean 0 and variance 1, on the engine of `samples` (`like` is not needed)."""
-    check_counters(step, samples, shape[0])
-    if not is_device(samples):
-        return random_normal_reference(shape, seed, purpose, step, samples)
-    return NORMAL.forward(count_of(shape, seed, purpose, step, samples), version=version,
-                          out=empty(shape, np.float32, like=samples))
-
-
-def random_integers(seed, purpose, step, samples, high):
-    """One int32 in [0, high) for every sample."""
-    check_counters(step, samples, samples.shape[0])
-    if not 0 < high < 2 ** 31:
-        raise ValueError(f"high must be in 1 … 2^31 - 1, got {high}")
-    if not is_device(samples):
-        return random_integers_reference(seed, purpose, step, samples, high)
-    y = empty(samples.shape, np.int32, like=samples)
-    low, top = seed_words(seed)
-    launch(random_integers_kernel_v1, -(-y.size // BLOCK), BLOCK, y, uint32(high), low, top, uint32(purpose), step,
-           samples)
-    return y
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def random_uniform_cost(n):
@@ -284,3 +251,51 @@ def random_uniform_cost(n):
 def random_normal_cost(n):
     """(bytes, FLOPs): 25 for the two numbers of a Box-Muller pair."""
     return 4 * n, 25 * n // 2
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(shape, step, samples):
+    check_counters(step, samples, shape[0])
+
+
+def _check_integers(step, samples, high):
+    check_counters(step, samples, samples.shape[0])
+    if not 0 < high < 2 ** 31:
+        raise ValueError(f"high must be in 1 … 2^31 - 1, got {high}")
+
+
+KEY = {"seed": SEED, "purpose": PURPOSE}
+
+
+@operation(reference=random_uniform_reference, cost=random_uniform_cost, check=_check,
+           versions=UNIFORM.versions(of="shape"),
+           problems=[Problem("2×3×4", shape=(2, 3, 4), **KEY, **counters(2)),
+                     Problem("3×5×7", shape=(3, 5, 7), **KEY, **counters(3))])
+def random_uniform(shape, seed, purpose, step, samples, like=None, version=None):
+    """Uniform float32 in [0, 1), on the engine of `samples` (`like` is not needed)."""
+    return UNIFORM.forward(count_of(shape, seed, purpose, step, samples), version=version.number,
+                           out=empty(shape, np.float32, like=samples))
+
+
+@operation(reference=random_normal_reference, cost=random_normal_cost, check=_check,
+           versions=NORMAL.versions(of="shape"),
+           problems=[Problem("2×3×4", shape=(2, 3, 4), **KEY, **counters(2)),
+                     Problem("3×5×7", shape=(3, 5, 7), **KEY, **counters(3)),
+                     Problem(shape=(32, 64, 64, 3), seed=1, purpose=PURPOSE, step=integers([7], np.uint32),
+                             samples=integers(np.arange(32), np.uint32), like=single(32, 64, 64, 3), measured=True)])
+def random_normal(shape, seed, purpose, step, samples, like=None, version=None):
+    """Normal float32 of mean 0 and variance 1, on the engine of `samples` (`like` is not needed)."""
+    return NORMAL.forward(count_of(shape, seed, purpose, step, samples), version=version.number,
+                          out=empty(shape, np.float32, like=samples))
+
+
+@operation(reference=random_integers_reference, check=_check_integers,
+           problems=[Problem("five", **KEY, **counters(5), high=1000)])
+def random_integers(seed, purpose, step, samples, high):
+    """One int32 in [0, high) for every sample."""
+    y = empty(samples.shape, np.int32, like=samples)
+    low, top = seed_words(seed)
+    launch(random_integers_kernel_v1, -(-y.size // BLOCK), BLOCK, y, uint32(high), low, top, uint32(purpose), step,
+           samples)
+    return y

@@ -24,12 +24,13 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import cuda, empty, is_device
+from ..device import cuda, empty
 from ..dtypes import in_single
 from ..errors import TooManyElementsError
 from .common import divide
 from .fuse import EACH, NUMBER, Operation, Place, fuse
-from .versions import versions_by_name
+from .operation import operation
+from .problem import Problem, half, single
 
 # References -----------------------------------------------------------------------------------------------------------
 
@@ -50,6 +51,22 @@ def repeat_blocks_reference(x, factor, residual=None):
     if residual is not None:
         y += residual.reshape(y.shape)
     return y.reshape(b, 2 * h, 2 * w, c)
+
+
+def avgpool_forward_reference(x):
+    return sum_blocks_reference(x, 0.25)
+
+
+def avgpool_backward_reference(dy, residual=None):
+    return repeat_blocks_reference(dy, 0.25, residual)
+
+
+def upsample_forward_reference(x):
+    return repeat_blocks_reference(x, 1.0)
+
+
+def upsample_backward_reference(dy):
+    return sum_blocks_reference(dy, 1.0)
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
@@ -94,62 +111,6 @@ REPEAT_AND_ADD = fuse(PARENT, Operation(repeated, NUMBER), Operation(increased, 
                       module=__name__, widths=WIDTHS)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def _new(x, *shape):
-    """A new array for the result; both must do with 32-bit indices."""
-    y = empty(shape, x.dtype, like=x)
-    if max(x.size, y.size) >= 2**31:
-        raise TooManyElementsError(f"{x.shape} or {y.shape} has too many elements for 32-bit indices: split the batch")
-    return y
-
-
-def _sum_blocks(x, factor, version):
-    b, h, w, c = x.shape
-    if h % 2 or w % 2:
-        raise ValueError(f"an image of {h} × {w} pixels cannot be halved: both must be even")
-    if not is_device(x):
-        return sum_blocks_reference(x, factor)
-    return SUM_BLOCKS.forward(x, x, x, x, factor, version=version, out=_new(x, b, h // 2, w // 2, c))
-
-
-def _repeat_blocks(x, factor, version, residual=None):
-    b, h, w, c = x.shape
-    if residual is not None and (tuple(residual.shape) != (b, 2 * h, 2 * w, c) or residual.dtype != x.dtype):
-        raise ValueError(f"a residual must be like the result, {x.dtype} {(b, 2 * h, 2 * w, c)}, not {residual.dtype} "
-                         f"{tuple(residual.shape)}")
-    if not is_device(x):
-        return repeat_blocks_reference(x, factor, residual)
-    if residual is not None:
-        return REPEAT_AND_ADD.forward(x, factor, residual, version=version, out=_new(x, b, 2 * h, 2 * w, c))
-    return REPEAT_BLOCKS.forward(x, factor, version=version, out=_new(x, b, 2 * h, 2 * w, c))
-
-
-@versions_by_name
-def avgpool_forward(x, version=None):
-    """Mean of every 2 × 2 block of pixels: (B, H, W, C) to a new (B, H/2, W/2, C)."""
-    return _sum_blocks(x, 0.25, version)
-
-
-@versions_by_name
-def avgpool_backward(dy, version=None, residual=None):
-    """dx (B, 2·H, 2·W, C) of dy (B, H, W, C): each of a block's four pixels had the weight ¼; plus `residual`, like it.
-    """
-    return _repeat_blocks(dy, 0.25, version, residual)
-
-
-@versions_by_name
-def upsample_forward(x, version=None):
-    """Every pixel repeated into a 2 × 2 block: (B, H, W, C) to a new (B, 2·H, 2·W, C)."""
-    return _repeat_blocks(x, 1.0, version)
-
-
-@versions_by_name
-def upsample_backward(dy, version=None):
-    """dx (B, H/2, W/2, C) of dy (B, H, W, C): the sum over the block that each pixel went into."""
-    return _sum_blocks(dy, 1.0, version)
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def avgpool_forward_cost(B, H, W, C):
@@ -169,3 +130,75 @@ def upsample_forward_cost(B, H, W, C):
 
 def upsample_backward_cost(B, H, W, C):
     return avgpool_forward_cost(B, H, W, C)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check_even(x):
+    _, h, w, _ = x.shape
+    if h % 2 or w % 2:
+        raise ValueError(f"an image of {h} × {w} pixels cannot be halved: both must be even")
+
+
+def _check_residual(dy, residual):
+    b, h, w, c = dy.shape
+    if residual is not None and (tuple(residual.shape) != (b, 2 * h, 2 * w, c) or residual.dtype != dy.dtype):
+        raise ValueError(f"a residual must be like the result, {dy.dtype} {(b, 2 * h, 2 * w, c)}, not {residual.dtype} "
+                         f"{tuple(residual.shape)}")
+
+
+def _new(x, *shape):
+    """A new array for the result; both must do with 32-bit indices."""
+    y = empty(shape, x.dtype, like=x)
+    if max(x.size, y.size) >= 2**31:
+        raise TooManyElementsError(f"{x.shape} or {y.shape} has too many elements for 32-bit indices: split the batch")
+    return y
+
+
+def _sum_blocks(version, x, factor):
+    b, h, w, c = x.shape
+    return SUM_BLOCKS.forward(x, x, x, x, factor, version=version.number, out=_new(x, b, h // 2, w // 2, c))
+
+
+def _repeat_blocks(version, x, factor):
+    b, h, w, c = x.shape
+    return REPEAT_BLOCKS.forward(x, factor, version=version.number, out=_new(x, b, 2 * h, 2 * w, c))
+
+
+def _problems(name, *shape):
+    """A problem in float32, one in float16, and one of few channels, of an argument called `name`."""
+    return [Problem(**{name: array}) for array in (single(*shape, 8), half(*shape, 8), single(*shape, 3))]
+
+
+@operation(reference=avgpool_forward_reference, cost=avgpool_forward_cost, check=lambda x: _check_even(x),
+           versions=SUM_BLOCKS.versions(), problems=[*_problems("x", 2, 4, 4), Problem(x=half(32, 64, 64, 64),
+                                                                                       measured=True)])
+def avgpool_forward(x, version=None):
+    """Mean of every 2 × 2 block of pixels: (B, H, W, C) to a new (B, H/2, W/2, C)."""
+    return _sum_blocks(version, x, 0.25)
+
+
+@operation(reference=avgpool_backward_reference, cost=avgpool_backward_cost, check=_check_residual,
+           versions=REPEAT_BLOCKS.versions(of="dy"),
+           problems=[*_problems("dy", 2, 2, 2),
+                     *(Problem(dy=array(2, 2, 2, 8), residual=array(2, 4, 4, 8)) for array in (single, half))])
+def avgpool_backward(dy, residual=None, version=None):
+    """dx (B, 2·H, 2·W, C) of dy (B, H, W, C): each of a block's four pixels had the weight ¼; plus `residual`, like it.
+    """
+    if residual is None:
+        return _repeat_blocks(version, dy, 0.25)
+    return REPEAT_AND_ADD.forward(dy, 0.25, residual, version=version.number, out=_new(dy, *residual.shape))
+
+
+@operation(reference=upsample_forward_reference, cost=upsample_forward_cost, versions=REPEAT_BLOCKS.versions(),
+           problems=[*_problems("x", 2, 2, 2), Problem(x=half(32, 32, 32, 128), measured=True)])
+def upsample_forward(x, version=None):
+    """Every pixel repeated into a 2 × 2 block: (B, H, W, C) to a new (B, 2·H, 2·W, C)."""
+    return _repeat_blocks(version, x, 1.0)
+
+
+@operation(reference=upsample_backward_reference, cost=upsample_backward_cost, check=lambda dy: _check_even(dy),
+           versions=SUM_BLOCKS.versions(of="dy"), problems=_problems("dy", 2, 4, 4))
+def upsample_backward(dy, version=None):
+    """dx (B, H/2, W/2, C) of dy (B, H, W, C): the sum over the block that each pixel went into."""
+    return _sum_blocks(version, dy, 1.0)

@@ -1,7 +1,7 @@
 """Problems of the small operations, and of the norms."""
 import numpy as np
 
-from ...kernels import groupnorm, random
+from ...kernels import groupnorm
 from ...kernels.diffusion import images, q_sample
 from ...kernels.diffusion import levels as noise_levels
 from .problem import IMAGE, PIXELS, PURPOSE, SAMPLES, SEED, SIDE, STEP, TIMESTEPS, B, C, integers, single
@@ -15,8 +15,6 @@ def add_problems(add, rng, t):
     add(q_sample.weigh_forward, x=PIXELS, t=t, weight=single(TIMESTEPS))
     add(noise_levels.levels_forward, seed=SEED, purpose=PURPOSE, step=STEP, samples=SAMPLES,
         path=noise_levels.LINEAR, prediction="flow", normal=True)
-    add(random.random_normal, shape=(B, SIDE, SIDE, 3), seed=SEED, purpose=PURPOSE, step=STEP, samples=SAMPLES,
-        like=PIXELS)
     norm = {"weight": single(C), "bias": single(C), "groups": 32, "silu": True}
     add(groupnorm.groupnorm_forward,
         versions=(1, 2, 3), x=IMAGE, **norm)

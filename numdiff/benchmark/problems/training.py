@@ -1,7 +1,6 @@
 """Problems of what a UNet has besides, of a training step's last kernels, and of sampling."""
 import numpy as np
 
-from ...kernels import concat, dropout, embedding, resample
 from ...kernels.diffusion import ahead, mse, sampler
 from ...kernels.optimizer import (
     adamw,
@@ -15,18 +14,10 @@ from ...kernels.optimizer import (
     telemetry,
     zero_ranges,
 )
-from .problem import CLASSES, IMAGE, PARAMETERS, PIXELS, SAMPLES, SEED, SIDE, STEP, B, D, N, half, integers, single
+from .problem import PARAMETERS, PIXELS, STEP, B, D, half, integers, single
 
 
 def add_problems(add, t, labels):
-    add(resample.avgpool_forward, x=IMAGE)
-    add(resample.upsample_forward, x=half(B, 32, 32, 128))
-    add(concat.concat_forward, a=half(B, SIDE, SIDE, 128), b=IMAGE)
-    add(concat.concat_backward, dy=half(B, SIDE, SIDE, 192), channels_a=128)
-    add(embedding.timestep_embedding_forward, t=t, dim=128)
-    add(embedding.embedding_forward, labels=labels, weight=single(CLASSES + 1, D))
-    add(embedding.embedding_backward, dy=single(N, D), labels=labels, dweight=single(CLASSES + 1, D))
-    add(dropout.dropout_forward, x=IMAGE, probability=0.1, seed=SEED, layer=1, step=STEP, samples=SAMPLES)
     add(mse.mse_forward, prediction=PIXELS, target=PIXELS)
     add(mse.mse_backward, prediction=PIXELS, target=PIXELS)
     flat, one = single(PARAMETERS), single(1)

@@ -1,7 +1,6 @@
-"""Cases of noise, levels and samplers, and of counted random numbers."""
+"""Cases of noise, levels and samplers."""
 import numpy as np
 
-from .. import dropout, random
 from ..diffusion import levels, q_sample, sampler
 from .case import PURPOSE, SEED, Case, normal, one, with_counters, with_timesteps
 
@@ -41,17 +40,3 @@ def diffusion_cases():
         return {**normal(known=(2, 3, 4), x=(2, 3, 4))(rng), "mask": rng.integers(0, 2, (2, 3, 4)).astype(np.float64)}
 
     yield Case("blend", masked, one(lambda a, v: sampler.blend(a.mask, a.known, a.x)))
-
-
-def randomness_cases():
-    shape = (2, 3, 4)
-    for name in ("random_uniform", "random_normal"):
-        function = getattr(random, name)
-        yield Case(name, with_counters(2), one(lambda a, v, f=function: f(shape, SEED, PURPOSE, a.step, a.samples,
-                                                                         version=v)), (1, 2))
-    yield Case("random_integers", with_counters(5),
-               one(lambda a, v: random.random_integers(SEED, PURPOSE, a.step, a.samples, 1000)))
-    yield Case("dropout", with_counters(2, x=shape),
-               one(lambda a, v: dropout.dropout_forward(a.x, 0.3, SEED, 1, a.step, a.samples, version=v)), (1, 2))
-    yield Case("dropout_backward", with_counters(2, x=shape),
-               one(lambda a, v: dropout.dropout_backward(a.x, 0.3, SEED, 1, a.step, a.samples, version=v)), (1, 2))
