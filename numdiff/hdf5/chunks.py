@@ -111,10 +111,11 @@ def _by_place(source, layout, grid, count, filtered):
     """Of an index whose entries name the chunks' places."""
     rank = len(grid)
     if layout.index == TREE_1:  # size, mask, offset along each axis and within a value; address
-        parts = []
+        parts, have = [], 0
         for entries in old_tree(source, layout.address, 1, 8 + 8 * (rank + 1)):
             parts.append(entries)
-            if sum(map(len, parts)) > count:
+            have += len(entries)
+            if have > count:
                 raise Refused("an index of chunks in it is damaged")
         entries = np.concatenate(parts) if parts else np.zeros((0, 24 + 8 * rank), np.uint8)
         sizes, masks, addresses = _sizes(entries[:, :4]), _numbers_in(entries[:, 4:8]), _numbers_in(entries[:, -8:])

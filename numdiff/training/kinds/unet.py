@@ -80,8 +80,8 @@ HELP = {
     """,
     "compile": """The kernels of `numdiff train unet` with the same options: training step and pictures.
 
-    They are put where a run looks for them, NUMDIFF_CACHE_DIR or ~/.cache/numdiff: for a container, or for a cluster
-    whose nodes share a folder. Neither a GPU nor its driver is needed.
+    They are put where a run of the same user looks for them, NUMDIFF_CACHE_DIR or ~/.cache/numdiff: for a container, or
+    for a cluster whose nodes share a folder. Neither a GPU nor its driver is needed.
 
     \b
     numdiff compile unet                        for the GPU of this machine
