@@ -17,6 +17,7 @@ from ..kernels.diffusion.q_sample import q_sample_forward, velocity_forward
 from ..kernels.embedding import embedding_forward
 from ..kernels.random import PURPOSE_TIMESTEP, random_integers
 from ..nn import functional as F
+from ..nn.model import check_types
 from ..nn.tensor import Tensor
 from ..settings import say
 from .paths import Discrete, Edm, Linear
@@ -92,6 +93,8 @@ class Diffusion:
                  loss: str | None = None, min_snr_gamma: float | None = None, time_sampling: str = "uniform",
                  noise_mean: float | None = None, noise_std: float | None = None, time_shift: float = 1.0,
                  sigma_data: float = 0.5):
+        check_types(Diffusion.__init__, {"schedule": schedule, "prediction": prediction, "path": path, "loss": loss,
+                                         "time_sampling": time_sampling})
         check_objective(path, prediction, loss, min_snr_gamma, time_sampling, noise_mean, noise_std, time_shift,
                         sigma_data, vlb_weight=vlb_weight, timestep_scale=timestep_scale)
         self.time_sampling, self.time_shift, self.sigma_data = time_sampling, float(time_shift), float(sigma_data)
@@ -100,7 +103,7 @@ class Diffusion:
             (noise_mean, noise_std), NOISE.get(path, (0.0, 1.0)), strict=True))
         if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or not 1 <= steps <= LARGEST_STEPS:
             raise UsageError(f"diffusion steps {steps} must be a whole number from 1 to {LARGEST_STEPS:,}.")
-        if not (isinstance(timestep_scale, numbers.Real) and 0 < timestep_scale < math.inf):
+        if not (isinstance(timestep_scale, numbers.Real) and 0 < timestep_scale < 1e30):
             raise UsageError(f"timestep_scale must be a number above 0, as 1000 / {steps} is, not {timestep_scale!r}.")
         self.steps, self.schedule, self.path_name = steps, schedule, path
         self.timestep_scale = float(timestep_scale)

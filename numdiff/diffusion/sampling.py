@@ -14,7 +14,7 @@ from ..device import AnyArray, download, upload
 from ..errors import OutOfMemoryError, TooManyElementsError, UsageError, shown
 from ..kernels.diffusion.images import pixels_forward
 from ..kernels.diffusion.sampler import combine
-from ..nn.model import Model
+from ..nn.model import Model, check_types
 from ..settings import MAX_SAMPLE_STEPS, say
 from .denoiser import Denoiser, check_interval
 from .guidance import GUIDE_SCALE, LARGEST_SCALE, check_guidance, checked_guide
@@ -26,8 +26,11 @@ from .process import Diffusion
 from .run import Run
 from .samplers import NOISY, WITH_ETA, get_sampler, heun, heun_in_time, learned, repaint
 
+MOST_IMAGES = 10**7  # of a Sampling, whose classes are held in memory
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
 WITH_CHURN = ("heun", "euler")  # samplers that take EDM's churn
+TYPED = ("sampler", "eta", "clip", "variance", "spacing", "cfg_scale", "cfg_channels", "jump", "resamples", "slerp",
+         "eager", "s_churn", "s_tmin", "s_tmax", "s_noise", "time_shift", "guide_scale")  # arguments of one type
 VARIANCES = ("small", "large", "learned")
 PIXEL_CHANNELS = (1, 3)  # grey, RGB; a model of other channels makes latents, which are not clipped to [-1, 1]
 
@@ -107,7 +110,9 @@ class Sampling:
                  s_noise: float | None = None, time_shift: float | None = None,
                  cfg_interval: tuple[float, float] | None = None, guide: Model | None = None,
                  guide_scale: float | None = None, schedule: dict | None = None):
+        given = locals()
         check_arguments(model, count, steps, seed, batch)
+        check_types(Sampling.__init__, {name: given[name] for name in TYPED})
         count, seed, batch = int(count), int(seed), int(batch)  # NumPy's integers, too
         self.model, self.count, self.seed, self.slerp = model, count, seed, slerp
         self.cfg_scale, self.cfg_channels = cfg_scale, cfg_channels
@@ -145,6 +150,9 @@ class Sampling:
         self.steps = len(self.sigmas) - 1
         if count < 1 or batch < 1:
             raise UsageError("count and batch must be at least 1.")
+        if count > MOST_IMAGES:
+            raise UsageError(f"count must be at most {MOST_IMAGES:,}, and not {count:,}: make the others with another "
+                             "seed.")
         self.batch = min(batch, count)
         churn = {"s_churn": s_churn, "s_tmin": s_tmin, "s_tmax": s_tmax, "s_noise": s_noise}
         self.settings = self._settings(eta, variance, {k: v for k, v in churn.items() if v is not None})
@@ -363,6 +371,12 @@ class Sampling:
         """{"known", "mask"} as float32 (H, W, C)."""
         if jump < 1 or resamples < 1:
             raise UsageError("jump and resamples must be at least 1.")
+        if resamples * self.steps > MAX_SAMPLE_STEPS:
+            raise UsageError(f"resamples {resamples:,} times {self.steps:,} steps are more than {MAX_SAMPLE_STEPS:,}: "
+                             "give fewer.")
+        for name, value in (("known", known), ("mask", mask)):
+            if value is not None and not isinstance(value, np.ndarray):
+                raise UsageError(f"{name} must be a NumPy array, and not {shown(value)}.")
         if tuple(known.shape) != self.shape or mask is None or tuple(mask.shape) != self.shape[:2]:
             size = "×".join(map(str, self.shape))
             raise UsageError(f"inpainting needs a picture of {size} and a mask of its height and width, not "

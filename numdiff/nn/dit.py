@@ -18,7 +18,7 @@ their weights load as they are. Read top-down: the tables of sizes, the parts, t
 Shapes are channels-last: x is (B, H, W, C); inside, an image is T tokens of D channels, (B, T, D).
 """
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -250,6 +250,8 @@ class DiT(Model):
 
     kind = "dit"
     exchange_beside = "copies"  # four H200s, XL/2: 101 % of four times one, 91 % after it (distributed/README.md)
+    largest: ClassVar = {"image_size": 4096, "patch_size": 4096, "in_channels": 1 << 14, "hidden_size": 1 << 14,
+                         "depth": 1024, "num_heads": 1 << 14, "mlp_ratio": 1024, "num_classes": 1 << 24}
     block_kinds = (Block,)
     part_kinds = {"attention": (Attention,), "mlp": (Mlp, SwiGLU)}
     float8_layers = "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "mlp.w12", "mlp.w3"

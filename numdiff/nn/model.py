@@ -1,5 +1,6 @@
 """What all models have in common: a backend, flat parameters, prediction from NumPy, values by name."""
 import contextlib
+import functools
 import math
 import numbers
 import types
@@ -47,6 +48,7 @@ class Model(Module):
     meta: dict
     precision: str
     parameters: FlatParameters
+    largest: typing.ClassVar[dict] = {}  # {argument of the constructor: its largest value}
     block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` recomputes
     part_kinds: typing.ClassVar[dict] = {}  # {name: classes of the modules within a block that it may recompute alone}
     exchange_beside: str | None = None  # how the sum by `peer` goes on beside the backward pass (overlap.py)
@@ -59,6 +61,8 @@ class Model(Module):
         self.diffusion = {}
         self.dtype = np.float32  # of the activations
         self.tf32 = None
+        if not (device is None or isinstance(device, str) or hasattr(device, "allocate")):
+            raise UsageError(f"device must be 'auto', 'cpu', 'cuda' or 'emulator', and not {shown(device)}.")
         self.backend = get_backend(device) if isinstance(device, str) else device
         self.parameters = FlatParameters(self, self.backend, None if is_planned(self.backend) else seed, fixed)
         self.parameters.exchange_beside = self.exchange_beside
@@ -325,11 +329,30 @@ def parameter_shapes(kind, options):
 
 def constructor_options(values):
     """The options among a constructor's `locals()`, as JSON can say them; a `UsageError` for one of the wrong type, as
-    the constructor's hints have it."""
-    for name, hint in typing.get_type_hints(type(values["self"]).__init__).items():
-        if name != "seed" and not _is(values.get(name), hint):  # which `_finish` looks at
-            raise UsageError(f"{name} must be {_in_words(hint)}, and not {shown(values.get(name))}.")
+    the constructor's hints have it, or above the class's `largest`."""
+    kind = type(values["self"])
+    check_types(kind.__init__, {k: v for k, v in values.items() if k != "seed"})  # which `_finish` looks at
+    for name, value in values.items():
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, numbers.Real) and name != "seed":
+                if not math.isfinite(number):
+                    raise UsageError(f"{name} {number} must be a finite number.")
+                if number > kind.largest.get(name, math.inf):
+                    raise UsageError(f"{name} {number:,} must be at most {kind.largest[name]:,}.")
     return {k: _plain(v) for k, v in values.items() if k not in ("self", "device", "seed", "__class__")}
+
+
+@functools.cache
+def _hints(function):
+    return typing.get_type_hints(function)
+
+
+def check_types(function, values):
+    """Raise a `UsageError` for a value among {argument: value} that is of another type than the function's hint says.
+    """
+    for name, hint in _hints(function).items():
+        if name in values and not _is(values[name], hint):
+            raise UsageError(f"{name} must be {_in_words(hint)}, and not {shown(values[name])}.")
 
 
 def _plain(value):
@@ -339,7 +362,8 @@ def _plain(value):
     return value.item() if isinstance(value, np.generic) else value
 
 
-NUMBERS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"), bool: (bool, "True or False"),
+NUMBERS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"),
+           bool: (bool | np.bool_, "True or False"),
            types.NoneType: (types.NoneType, "None"), str: (str, "a text")}
 
 
@@ -351,7 +375,7 @@ def _is(value, hint):
         (inner,) = typing.get_args(hint)
         return isinstance(value, list | tuple) and all(_is(item, inner) for item in value)
     known = NUMBERS.get(hint)
-    return known is None or isinstance(value, known[0]) and isinstance(value, bool) <= (hint is bool)
+    return known is None or isinstance(value, known[0]) and isinstance(value, bool | np.bool_) <= (hint is bool)
 
 
 def _in_words(hint):

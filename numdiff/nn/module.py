@@ -23,6 +23,7 @@ from .loans import begin_at_zero, passing
 from .recompute import recompute
 from .tensor import Parameter, scope
 
+MAX_TOTAL = 2**31 - 1  # elements of a flat buffer, which kernels count in int32
 ALIGNMENT = 64  # elements between parameter starts: 256 bytes, so that every view takes vector loads (and TMA)
 
 
@@ -126,6 +127,9 @@ class FlatParameters:
             offset += -(-math.prod(parameter.shape) // ALIGNMENT) * ALIGNMENT
         self.trained = sum(math.prod(p.shape) - p.padding for p in self.parameters.values())
         self.count = self.trained + fixed
+        if offset > MAX_TOTAL:
+            raise UsageError(f"the model would have {offset:,} parameters, and kernels count up to {MAX_TOTAL:,}: give "
+                             "it fewer channels, blocks or classes.")
         self.total, self.trained_ranges = offset, [(0, offset)]
         self.data, self.zeros = zeros(offset, np.float32, backend), []
         if seed is not None:  # otherwise other values are about to be loaded

@@ -6,7 +6,7 @@ of one element at fixed addresses, so a training step can be replayed without th
 """
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..device import AnyArray, copy_into, download, is_device, side_by_side, upload, zeros
 from ..device.limits import multiprocessors_of
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from ..kernels.beside import at_once
 from ..kernels.optimizer.adamw import Ranges, adamw_update
 from ..kernels.optimizer.grad_norm import global_norm
@@ -89,6 +89,11 @@ class AdamW:
 
     def __init__(self, parameters: FlatParameters, *, loss_scale: LossScale | None = None,
                  partition: Partition | None = None, **settings: "Unpack[AdamWArguments]"):
+        for name, value, has in (("parameters", parameters, "total"), ("partition", partition, "first"),
+                                 ("loss_scale", loss_scale, "unscale")):
+            if not (hasattr(value, has) or value is None and name != "parameters"):
+                advice = ": give model.parameters" * (name == "parameters")
+                raise UsageError(f"{type(self).__name__} takes no {shown(value)} as {name}{advice}.")
         self.parameters, self.partition = parameters, partition
         self.first, self.stop = (partition.first, partition.stop) if partition else (0, parameters.total)
         own = self.stop - self.first
@@ -110,7 +115,7 @@ class AdamW:
         self.rate = zeros(1, np.float32, like)
         self.first_bad_step = upload(np.array([-1], np.int32), like)  # -1: none yet
         self.gradient_norm = zeros(1, np.float32, like)
-        self.loss_scale = loss_scale or NoLossScale(like)
+        self.loss_scale = NoLossScale(like) if loss_scale is None else loss_scale
 
     def __getstate__(self):
         """For copies (`copy.deepcopy((model, optimizer))` keeps the two together) and pickles."""
@@ -243,6 +248,8 @@ class Muon(AdamW):
                  **settings: "Unpack[AdamWArguments]"):
         super().__init__(parameters, loss_scale=loss_scale, partition=partition, **settings)
         check_value(COMMON["muon_momentum"], momentum, "momentum")
+        if not isinstance(matrices, Mapping):
+            raise UsageError(f"Muon takes matrices as model.matrices() gives them, and not {shown(matrices)}.")
         if not matrices:
             raise UsageError("Muon needs weights that are matrices, and matrices names none: use AdamW.")
         self.matrices, self.momentum = matrices, momentum

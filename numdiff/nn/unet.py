@@ -8,7 +8,7 @@ out, then `UNet.forward`.
 Shapes are channels-last: x is (B, H, W, C); inside attention the same memory is (B, H·W, C).
 """
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -202,6 +202,9 @@ class UNet(Model):
 
     kind = "unet"
     exchange_beside = "kernels"  # four H200s: 98.2 % of four times one, 95.5 % after it (distributed/README.md)
+    largest: ClassVar = {"image_size": 4096, "in_channels": 1 << 14, "model_channels": 1 << 14, "out_channels": 1 << 15,
+                         "channel_mult": 256, "num_res_blocks": 256, "num_heads": 1 << 14, "num_head_channels": 1 << 14,
+                         "num_heads_upsample": 1 << 14, "num_classes": 1 << 24, "groups": 1 << 14}
     block_kinds = (ResBlock, ConvNeXtBlock, AttentionBlock)
     part_kinds = {"attention": (AttentionBlock,)}
 
@@ -330,6 +333,12 @@ def check_options(options):
     """Raise a `UsageError` for options with which no UNet can be laid out."""
     size, mult, base = options["image_size"], options["channel_mult"], options["model_channels"]
     halvings = len(mult) - 1
+    outputs = options.get("out_channels")
+    for name in ("image_size", "in_channels", "model_channels", "groups", *(["out_channels"] if outputs else [])):
+        if options[name] < 1:
+            raise UsageError(f"{name} {options[name]} must be at least 1.")
+    if outputs == 0 or options["num_res_blocks"] < 0:
+        raise UsageError("out_channels must be at least 1, and num_res_blocks at least 0.")
     if not mult or min(mult) <= 0:
         raise UsageError(f"channel_mult {tuple(mult)} must be one or more numbers above zero.")
     if size % 2**halvings or size < 2**halvings:
@@ -346,7 +355,7 @@ def check_options(options):
                 raise UsageError(f"{c} channels do not divide into {heads} heads: change {name}.")
     attended = {c for i, c in enumerate(channels) if size // 2**i in options["attention_resolutions"]} | {channels[-1]}
     for c in sorted(attended):
-        if options["num_head_channels"] != -1 and c % options["num_head_channels"]:
+        if (width := options["num_head_channels"]) != -1 and (width < 1 or c % width):
             raise UsageError(f"{c} channels do not divide into heads of {options['num_head_channels']}: change "
                              "num_head_channels.")
     if (block := options.get("block", "resnet")) not in ("resnet", "convnext"):

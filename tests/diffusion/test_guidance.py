@@ -247,7 +247,7 @@ BAD = [
     ({"guide": "a run"}, "a guide is a model, as numdiff.load gives it, and not the str 'a run'"),
     ({"guide": GaussianModel(), "cfg_scale": 3.0}, "cfg_scale 3 and a guide exclude each other"),
     ({"guide": GaussianModel(), "guide_scale": float("inf")}, "guide_scale must be a finite number"),
-    ({"guide": GaussianModel(), "guide_scale": True}, "guide_scale must be a finite number"),
+    ({"guide": GaussianModel(), "guide_scale": True}, "guide_scale must be a number"),
     ({"guide": GaussianModel(size=8)}, "the guide makes images of 8×8×3 and the model of 4×4×3"),
     ({"guide": GaussianModel(channels=1)}, "the guide makes images of 4×4×1"),
 ]
