@@ -85,7 +85,8 @@ class Linking:
         """The names that rewritten code calls."""
         helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
                    "__unsupported": unsupported, "__literal": values.literal, "__constant": constant}
-        operations = {f"__{name}": function for name, function in arithmetic.OPERATIONS.items()}
+        operations = {f"__{name}": function for name, function in (*arithmetic.OPERATIONS.items(),
+                                                                   *arithmetic.COMPARISONS.items())}
         if not self.checked:
             def augment(array, index, operation, value):
                 array[index] = operation(array[index], value)
@@ -100,7 +101,8 @@ class Linking:
             operations[f"__{name}"] = self._checked_operation(arithmetic.OPERATIONS[name], name)
         if self.tracer is not None:
             load, store = self.tracer.timed(self, load), self.tracer.timed(self, store)
-            operations = {name: self.tracer.timed(self, operation) for name, operation in operations.items()}
+            operations = {name: operation if name[2:] in arithmetic.COMPARISONS else self.tracer.timed(self, operation)
+                          for name, operation in operations.items()}
         return {**helpers, **operations, **self._fused(operations), "__augment": augment, "__load": load,
                 "__store": store, "__tuple": tuple if self.tracer is None else None}
 
@@ -118,7 +120,7 @@ class Linking:
                 return a + b * c
             if kind in signed and other in signed and a.__class__ in signed:
                 product = b * c
-                if low <= product < high:
+                if low <= product < high and low <= a + product < high:
                     return a + product
             return add(a, multiply(b, c, site), site)
 
@@ -128,7 +130,7 @@ class Linking:
                 return b * c + a
             if kind in signed and other in signed and a.__class__ in signed:
                 product = b * c
-                if low <= product < high:
+                if low <= product < high and low <= product + a < high:
                     return product + a
             return add(multiply(b, c, site), a, site)
 
@@ -155,13 +157,17 @@ class Linking:
         # most operations are on two float32, or on two signed integers, which are Python's unless a product wraps, or
         # on two unsigned ones
         low, high, bits = -values.HALF64, values.HALF64, values.BITS64
-        unsigned, UInt64 = values.UNSIGNED, values.UInt64
+        unsigned, UInt64, integers = values.UNSIGNED, values.UInt64, values.INTEGERS
 
         def quick_operation(a, b, site):
             c, d = a.__class__, b.__class__
-            if c is float32 and d is float32 or c in signed and d in signed:
+            if c is float32 and d is float32:
                 return quick(a, b)
-            if c in unsigned and d in unsigned:
+            if c in signed and d in signed:
+                result = quick(a, b)
+                if low <= result < high:
+                    return result
+            elif c in unsigned and d in unsigned:
                 return UInt64(quick(a, b) & bits)
             return operation(a, b, site)
 
@@ -178,8 +184,10 @@ class Linking:
             return operation(a, b, site)
 
         def quick_quotient(a, b, site):
-            if a.__class__ in signed and b.__class__ in signed and low <= a < high:
+            if a.__class__ in signed and b.__class__ in signed and b > 0:
                 return quick(a, b)
+            if b == 0 and a.__class__ in integers and b.__class__ in integers:
+                machine.report("division", f"{_type_name(a)} {name.lower()} 0, which gives 0", site)
             return operation(a, b, site)
 
         def quick_shift(a, b, site):

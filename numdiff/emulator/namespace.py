@@ -13,8 +13,9 @@ import numpy as np
 
 from . import functions, values
 from .arrays import CheckedArray, IntegerArray
+from .conversions import fma
 from .faults import Unsupported
-from .functions import MATH, EmulatedMath, fma
+from .functions import MATH, EmulatedMath
 from .overloads import overloaded, overloads_of
 from .values import dtype_of, scalar, type_named
 

@@ -6,6 +6,7 @@ that tracebacks, `breakpoint()` and coverage point into the real source:
     a + b           __Add(a, b)              Numba's types and rounding (arithmetic.py); where both are known to be
                                              signed integers, it stays (integers.py)
     float32(0.5)    a constant, made once
+    a < b           __Lt(a, b)               unless both are known to be signed integers, or one is a literal float
     f(a, b)         the variant of a device function for the integers among its arguments
     0.5             a float64 constant       which is what Numba takes it for
     a[i], a[i] = v  __load(a, i), __store    only where accesses are checked
@@ -26,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .arithmetic import OPERATIONS
+from .arithmetic import COMPARISONS, OPERATIONS
 from .integers import EMPTY, Integers, cast_named, parts_of
 from .loops import WAITING
 from .namespace import TWINS
@@ -310,6 +311,22 @@ class Rewriter(ast.NodeTransformer):
             return ast.copy_location(
                 ast.Call(ast.Name(f"__{type(node.op).__name__}", ast.Load()), [node.operand], []), node)
         return node
+
+    def visit_Compare(self, node):
+        """Comparisons of what may be numbers of two types; a < b < c becomes two of them."""
+        native = getattr(node, "native", False) or not all(type(op).__name__ in COMPARISONS for op in node.ops) or any(
+            part.value.__class__ in (float, str, type(None)) for part in (node.left, *node.comparators)
+            if isinstance(part, ast.Constant))
+        self.generic_visit(node)
+        if native:
+            return node
+        parts, left = [], node.left
+        for op, right in zip(node.ops, node.comparators, strict=True):
+            name = self.temporary() if right is not node.comparators[-1] else None
+            kept = ast.NamedExpr(ast.Name(name, ast.Store()), right) if name else right
+            parts.append(self.call(f"__{type(op).__name__}", (left, kept), node, with_site=False))
+            left = name and ast.Name(name, ast.Load())
+        return parts[0] if len(parts) == 1 else ast.copy_location(ast.BoolOp(ast.And(), parts), node)
 
     def visit_Call(self, node):
         space = shared_or_local(node)
