@@ -27,6 +27,7 @@ from typing import NamedTuple
 from ..caches import cache_root, check_own, own_folder, read_own, write_own
 
 MAGIC = b"numdiff kernel 1\n"
+PACKAGES = ("numdiff.kernels.", "numdiff.device.")  # whose code is kept: it is in the folder's name
 STALE = 3600  # seconds after which a file that nobody finished is removed
 COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc-cu12",
              "nvidia-nvjitlink-cu12")  # the packages whose versions decide the machine code
