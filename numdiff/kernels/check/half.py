@@ -13,7 +13,11 @@ from ..matmul import choice, group, mma
 from ..matmul import symmetric as symmetric_products
 from ..matmul.hopper import group_schedule, kernel
 from ..matmul.hopper.layout import BK, BM
+from ..matmul.mma_layout import TILES
+from ..versions import at_most
 from .case import HALF_TOLERANCE, TOLERANCE, Case
+
+SMALL_STEP = TILES[64, 64].k
 
 
 def halves(**shapes):
@@ -34,20 +38,21 @@ def with_tile(tile, version, parts, function, pairs=False):
 
 def product_cases():
     """Every matmul kernel on one small tile, and a sum over K that two blocks share."""
-    def product(key, version, parts, M=8, N=8, K=8, pairs=False, alpha=1.0):
+    def product(key, version, parts, M=8, N=8, K=8, pairs=False, alpha=1.0, added=False):
         tile, transpose_a, across, half = key
-        shapes = {"a": (K, M) if transpose_a else (M, K), "b": (K, N) if across else (N, K)}
+        shapes = {"a": (K, M) if transpose_a else (M, K), "b": (K, N) if across else (N, K),
+                  **({"residual": (M, N)} if added else {})}
 
         def run(a, v):
             return (with_tile(tile, version, parts, lambda: matmul.matmul_forward(
-                a.a, a.b, transpose_a, not across, alpha=alpha, version=v,
+                a.a, a.b, transpose_a, not across, alpha=alpha, version=v, residual=a.residual if added else None,
                 out_dtype=a.a.dtype if half else np.float32), pairs),)
 
         layout = f"{'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}"
         return Case("matmul", halves(**shapes), run, (version,), HALF_TOLERANCE,
                     f"float16, {layout}, tile {tile}, float{16 if half else 32}{', in parts' * (parts > 1)}"
                     f"{', pairs' * pairs}{', three rows of tiles' * (M > 256)}"
-                    f"{f', {parts} of them, times {alpha}' * (alpha != 1)}")
+                    f"{f', {parts} of them, times {alpha}' * (alpha != 1)}{', with a residual' * added}")
 
     def row_sums(tile, version, parts, K):
         def run(a, v):
@@ -78,23 +83,21 @@ def product_cases():
         return Case("matmul_symmetric", inputs, run, (None,), HALF_TOLERANCE,
                     f"float16, {'xᵀ·x' if transpose_a else 'x·xᵀ'}, {f'tile {width}' if width else 'by a pass'}")
 
-    def activation(tile, epilogue, pairs=False):
+    def activation(tile, epilogue, pairs=False, rung=6):
         name, backward = epilogue.removesuffix("_gradient"), epilogue.endswith("_gradient")
         again, name = name.endswith("_again"), name.removesuffix("_again")
         product = getattr(matmul, f"matmul_{name}_{'backward' if backward else 'forward'}")
         # each 64 columns have an epilogue of their own; a tile of SwiGLU's forward has half as many of each half
-        N = (tile if epilogue != "swiglu" else tile // 2) - 24
+        width = tile if rung == 6 else tile[1]
+        N = (width if epilogue != "swiglu" else width // 2) - 24
         columns = 2 * N if name == "swiglu" else N  # of u
         M = 136 if pairs else 8
 
         def run(a, v):
-            if again:
-                return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.u, again), pairs)
-            if backward:
-                return (with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.u), pairs),)
-            if name == "layer_scale":
-                return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.bias, a.scale, a.u))
-            return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.bias), pairs)
+            given = (a.u, *[True] * again) if backward else (a.bias, *[a.scale, a.u] * (name == "layer_scale"))
+            with at_most({"matmul": rung}):
+                results = with_tile(tile, rung, 1, lambda: product(a.a, a.b, *given), pairs)
+            return results if isinstance(results, tuple) else (results,)
 
         def inputs(rng):
             return {**halves(a=(M, 8), b=(8, N) if backward else (columns, 8), u=(M, columns))(rng),
@@ -148,11 +151,15 @@ def product_cases():
     for width, transpose_a, _ in kernel.SYMMETRIC_KERNELS:
         yield symmetric(width, transpose_a, *((256, 1) if transpose_a else (128, 2)) if width == 128 else (128, 1))
     yield symmetric(None, False, 24, K=8)
-    for kernels, version in ((mma.KERNELS, 5), (kernel.KERNELS, 6)):
-        for key in kernels:
+    for key in mma.ACTIVATION_KERNELS:
+        yield activation(*key, rung=5)
+    for version, keys in (5, {key[:3]: (*key[:3], True) for key in mma.KERNELS}.values()), (6, kernel.KERNELS):
+        for key in keys:
             yield product(key, version, 1)
+            if version == 5:
+                yield product(key, version, 1, added=True)
         # K of two slices, of version 5's with more steps than stages, and of nine
-        narrowest, two, nine = list(kernels)[-1][0], *((72, 8 * BK + 8) if version == 6 else (200, 8 * mma.BK + 8))
+        narrowest, two, nine = list(keys)[-1][0], *((72, 8 * BK + 8) if version == 6 else (200, 8 * SMALL_STEP + 8))
         yield product((narrowest, False, False, False), version, 2, K=two)
         yield product((narrowest, False, False, False), version, *((2, 8, 8, two) if version == 6 else (
             9, 8, 8, nine)), alpha=0.5)

@@ -37,7 +37,7 @@ from .hopper.kernel import kernel_for
 from .hopper.launcher import map_of
 from .hopper.layout import BK, BM, THREADS, Arrays, Epilogue, Maps, shared_bytes
 from .hopper.row_sums import WRITE_ROW_SUMS
-from .mma import unused
+from .split_half import unused
 
 WIDTHS = 256, 192, 128  # of tiles
 GROUP_KERNELS = Variants(WIDTHS, lambda BN: kernel_for(BN, True, True, False, grouped=True, module=__name__))
