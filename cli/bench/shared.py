@@ -7,7 +7,7 @@ from ..settings import Setting
 
 KERNELS = ("device", "precision", "batch", "image_size", "channels")
 ENDINGS = {"--json": ".json", "--out": ".json", "--csv": ".csv", "--grid": ".png"}  # of what they write
-MEASURED = tuple(name for kind in kinds.KINDS.values() for name in kind.measured)
+MODEL = tuple(dict.fromkeys(name for kind in kinds.KINDS.values() for name in kind.model_settings))  # of any kind
 
 
 def measured_by(*options):

@@ -167,10 +167,11 @@ def beside_torch(ours, versus, make, count, warmup, summarise, started=None):
     A dict has mode, precision, what summarise gives, peak_mib, first_s, parameters, and ratio: PyTorch's ms / ours in
     the same turns; or, of a pair that failed, mode, precision and fault.
     """
+    from .torch_step import wait_of
     times, rows = [], []
     for mode, precision in versus:
         if started:
-            started(f"PyTorch {mode}, {precision}")
+            started(f"PyTorch {mode}, {precision}{wait_of(mode)}")
         row, theirs = {"mode": mode, "precision": precision}, None
         try:
             theirs = make(mode, precision)

@@ -202,7 +202,7 @@ def _check_channels(o):
 UNET = UNetKind(
     "unet", "UNet", "numdiff.nn.unet:UNet", settings=UNetSettings, presets=PRESETS,
     default_preset={"cpu": "tiny", "cuda": "unet64"}, rates=RATES, emoji={"tiny": SMILEYS, "unet64": SMILEYS},
-    measured=("block",), sampled=("class_cond", "class_dropout"), check="numdiff.nn.unet:check_options",
+    check="numdiff.nn.unet:check_options",
     weights="numdiff.training.kinds.unet_weights:UNetWeights",
     twin="numdiff.benchmark.torch_unet:TorchUNet", twin_channels_last=True, class_dropout=0.0,
     parts=("attention",),
