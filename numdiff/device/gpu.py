@@ -270,7 +270,7 @@ def why_no_gpu():
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        return f"the CUDA bindings cannot be imported ({error}); pip install 'numdiff[cuda13]'"
+        return f"the CUDA bindings cannot be imported ({error}); pip install 'numdiff-diffusion[cuda13]'"
     try:
         result = driver.cuInit(0)
         count = driver.cuDeviceGetCount()
