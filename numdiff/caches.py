@@ -17,6 +17,7 @@ import stat
 from .files import NOT_FOLLOWED, check_regular, write_all
 
 OWN_ONLY = 0o700  # the mode of new folders
+MAX_BYTES = 256 << 20  # of a file that is read as a whole; a kernel has some 100 kB
 FLAGS = NOT_FOLLOWED | getattr(os, "O_BINARY", 0)  # the second on Windows
 
 
@@ -81,7 +82,9 @@ def read_own(path):
         state = os.fstat(handle)
         check_regular(path, state.st_mode)
         _check_owner(path, state)
-        return file.read()
+        if state.st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        return file.read(MAX_BYTES)
 
 
 def write_own(path, data):

@@ -80,6 +80,9 @@ def test_links(root, tmp_path):
         read_own(folder / "fifo")
     with pytest.raises(NotADirectoryError):
         own_folder(folder / "a")
+    os.truncate(folder / "a", 1 << 40)
+    with pytest.raises(OSError, match="too large"):
+        read_own(folder / "a")
 
 
 def test_kernels_of_another_user_are_not_loaded(root, other_user):
