@@ -16,8 +16,8 @@ from .shared import measurement
                   "comparison.  [default: that of the fastest step for 64×64 or 256×256 pixels and 32×32×4 latents]"}),
     ("--repeats", {"metavar": "N", "type": click.IntRange(1), "default": 3, "show_default": True,
                    "help": "Epochs to measure for each row, with the file opened again; their median is reported."}),
-    ("--images", {"metavar": "N", "type": click.IntRange(1), "help": "Images of an epoch to read at most.  [default: "
-                  "all]"}))
+    ("--images", {"metavar": "N", "type": click.IntRange(1, 10**9), "help": "Images of an epoch to read at most.  "
+                  "[default: all]"}))
 @click.option("--batch", cls=Setting, heading="Measurement", metavar="IMAGES", type=click.IntRange(1), default=64,
               show_default=True, help="Images at a time.")
 @settings("device", "image_size")

@@ -16,6 +16,7 @@ from ..device.planned import collect
 from ..device.roof import peak_flops
 from ..errors import OutOfMemoryError, UsageError
 from ..kernels.beside import in_order
+from ..progress_bar import progress_bar
 from ..training.build import build_model, build_trainer, describe_recomputation
 from ..training.compiling import aside, compiling
 from ..training.price import with_and_without
@@ -142,12 +143,14 @@ def seconds_in_turns(steps, count, warmup):
             step.run()
         step.wait()
     times = [[] for _ in steps]
-    for _ in range(count):
-        for step, taken in zip(steps, times, strict=True):
-            start = time.perf_counter()
-            step.run()
-            step.wait()
-            taken.append(time.perf_counter() - start)
+    with progress_bar(count, "measuring", "repetition") as bar:
+        for _ in range(count):
+            for step, taken in zip(steps, times, strict=True):
+                start = time.perf_counter()
+                step.run()
+                step.wait()
+                taken.append(time.perf_counter() - start)
+            bar.update()
     return times
 
 

@@ -163,6 +163,7 @@ def test_table_of_samples():
     ("bench sample unet --class-cond --cfg-scale 4", 2, "it was trained without class dropout"),
     ("bench sample unet --preset unet64 --sample-steps 2000", 2, "sampling steps must be between 1 and the 1000 steps"),
     ("bench sample dit --precision fp16", 2, "--precision fp16"),
+    ("bench sample dit --batches 4294967296", 2, "4294967296 is not in the range 1<=x<=100000"),
     ("bench kernels conv3d", 2, "no operation 'conv3d'"),
     ("bench kernels --of unet --model DiT-S/2", 2, "belongs to the model dit"),
     ("bench tune", 1, "tile sizes are measured on a GPU, and --device is not cuda"),
