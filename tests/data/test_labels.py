@@ -10,7 +10,7 @@ import pytest
 from numdiff.data import folders, open_dataset
 from numdiff.data.importers import import_dataset
 from numdiff.data.importers.tree import Zip
-from numdiff.errors import UsageError
+from numdiff.errors import NumdiffError, UsageError
 from tests.data.sources import colours, contents, fill, png, zipped
 
 COMPOSED, DECOMPOSED = "caf\u00e9", unicodedata.normalize("NFD", "caf\u00e9")
@@ -412,5 +412,17 @@ def test_labels_that_are_no_file(tmp_path, out, name):
         os.symlink("/dev/zero", path)
     else:
         path.mkdir()
-    with pytest.raises(Exception, match="it is a (FIFO|folder|device)"):
+    with pytest.raises(NumdiffError, match="cannot be read .it is a (FIFO|folder|device)"):
         import_dataset(source, out, labels=path)
+    if not path.is_dir():  # a folder among the images is a folder
+        path.rename(source / f"labels{path.suffix}")
+        with pytest.raises(NumdiffError, match="'labels.* cannot be read .it is a (FIFO|device)"):
+            import_dataset(source, out)
+
+
+def test_training_names_the_command_that_has_the_options(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(UsageError, match="or add --labels none .options of `numdiff data import .*/s OUT.h5`"):
+        open_dataset(fill(tmp_path / "s", {"a/1.png": PICTURE, "c/2.png": PICTURE, "3.png": PICTURE}))
+    open_dataset(fill(tmp_path / "t", {"train/1.png": PICTURE, "val/2.png": PICTURE})).close()
+    assert "add --labels none (options of `numdiff data import" in capsys.readouterr().err

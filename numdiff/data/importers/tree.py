@@ -299,7 +299,9 @@ def _find_labels_file(tree, pictures):
 
 
 def _text_in(tree, name):
-    return _read_text(name, lambda: tree.open(name), tree.size(name))
+    with damage_named(name):
+        size = tree.size(name)
+    return _read_text(name, lambda: tree.open(name), size)
 
 
 def _read_text(path, opener, size=None):
