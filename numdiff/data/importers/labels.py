@@ -137,8 +137,17 @@ def from_metadata(names, files, order="numbers"):
     """(`Labelled` of image files by Hugging Face's metadata files, paths of those that were read, []), or (None, [],
     notes on why not) where they name no labels. files: (path, text) of each, which names files below its folder."""
     tables, notes = [], []
+    below = {path[:path.rfind("/") + 1]: [] for path, _ in files}  # folder of a file: indices of the images below it
+    for i, name in enumerate(names):
+        end = -1
+        while True:
+            if name[:end + 1] in below:
+                below[name[:end + 1]].append(i)
+            if (end := name.find("/", end + 1)) < 0:
+                break
     for path, text in files:
-        find = _Finder(names, path[:path.rfind("/") + 1], path, below=True)
+        base = path[:path.rfind("/") + 1]
+        find = _Finder(names, base, path, below[base])
         table = _parsed(path, text, find, strict=True)
         if isinstance(table, str):
             notes.append(f"{path} is not used for labels, as {table}.")
@@ -217,14 +226,14 @@ class _Finder:
     """Finds the image that a labels file means: by its path, by the end of its path, or by its name alone, with or
     without the suffix."""
 
-    def __init__(self, names, base, path, below=False):
-        """below: whether only images below `base` are meant."""
-        self.path, self.base, self.names, self.common = path, key(base), names, len(common_folder(names))
-        self.spelled = {}
+    def __init__(self, names, base, path, indices=None):
+        """indices: of the images that may be meant, all by default."""
+        self.path, self.base, self.names = path, key(base), names
+        self.common = len(common_folder(names) if indices is None else base)
+        self.spelled, self.spelled_base = {}, base
         self.exact, self.files, self.stems = {}, {}, {}  # key -> index, or list of the indices of several images
-        for i, name in enumerate(names):
-            if below and not name.startswith(base):
-                continue
+        for i in range(len(names)) if indices is None else indices:
+            name = names[i]
             self.spelled[name], name = i, key(name)
             file = posixpath.basename(name)
             for found, text in ((self.exact, name), (self.files, file), (self.stems, posixpath.splitext(file)[0])):
@@ -234,8 +243,9 @@ class _Finder:
                     found[text] = i
 
     def __call__(self, name):
-        if name in self.spelled:
-            return self.spelled[name]
+        for spelled in (f"{self.spelled_base}{name}", name):
+            if spelled in self.spelled:
+                return self.spelled[spelled]
         name = key(posixpath.normpath(key(name).replace("\\", "/")))
         for found in (self.exact.get(self.base + name), self.exact.get(name), self._by_end(self.files, name, False),
                       self._by_end(self.stems, name, True)):
