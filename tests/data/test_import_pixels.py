@@ -157,6 +157,33 @@ def test_profiles_of_other_pixels(tmp_path, out, rng):
     assert np.abs(imported(tmp_path, out, turned) - np.rot90(in_srgb(pixels[..., :3], ADOBE), -1)).max() < 1.5
 
 
+def test_a_profile_of_inks(tmp_path, out):
+    """CMYK by its profile, here L* = 100 (1 - c)(1 - m)(1 - y)(1 - k); without one by Pillow's formula."""
+    inks = np.zeros((8, 8, 4), np.uint8)
+    inks[4:, :, 3], inks[:, 4:, 0] = 128, 255
+    image = Image.fromarray(inks, "CMYK")
+    found = imported(tmp_path, out, saved(image, "TIFF", icc_profile=icc(space=b"CMYK", kind=b"prtr")))
+    lightness = 100 * (1 - 128 / 255)
+    luminance = ((lightness + 16) / 116) ** 3
+    grey = 255 * (1.055 * luminance ** (1 / 2.4) - 0.055)
+    assert (found[0, 0] >= 254).all() and found[0, 7].max() <= 1 and np.abs(found[7, 0] - grey).max() < 2
+    assert imported(tmp_path, out, saved(image, "TIFF"))[0, 7].tolist() == [0, 255, 255]
+
+
+def test_profiles_in_threads(tmp_path, out, rng):
+    """One transform serves all threads, and each picture is converted by its own."""
+    pixels = rng.integers(0, 256, (60, 4, 4, 3), np.uint8)
+    profiles = [icc(ADOBE), icc(SRGB, gamma=1.0), None]
+    source = fill(tmp_path / "s", {f"{i:02d}.png": saved(Image.fromarray(image), "PNG", icc_profile=profiles[i % 3])
+                                   for i, image in enumerate(pixels)})
+    report = import_dataset(source, out)
+    for i, image in enumerate(contents(out)[0]):
+        expected = (in_srgb(pixels[i], ADOBE), in_srgb(pixels[i], SRGB, 1.0), pixels[i])[i % 3]
+        assert np.abs(image - expected).max() < 1.5
+    assert report.notes == ["40 images were converted to sRGB from the colour profile in the file (00.png, 01.png, "
+                            "03.png, …)."]
+
+
 @pytest.mark.parametrize("profile", [
     b"?", bytes(200), icc(ADOBE)[:200], icc(ADOBE, space=b"CMYK"), icc(gamma=2.2, space=b"GRAY"),
     icc(ADOBE, space=b"Lab "), icc(ADOBE, kind=b"link"), icc(ADOBE) + bytes(5 << 20),
