@@ -135,10 +135,14 @@ class Header:
 
     def one(self, kind, what):
         """The bytes of the message of a kind; a `Refused`, which says what it is, where there is none."""
-        found = self.all(kind)
-        if not found:
-            raise Refused(f"it has no {what}, or one that is stored elsewhere")
-        return found[0]
+        for each, flags, data in self.messages:
+            if each == kind and flags & SHARED and kind == DATATYPE:
+                return _named_type(self.source, data)
+            if each == kind and flags & SHARED:
+                raise Refused(f"the {what} is stored elsewhere")
+            if each == kind:
+                return data
+        raise Refused(f"it has no {what}")
 
     def has(self, kind):
         return any(each == kind for each, _, _ in self.messages)
@@ -189,6 +193,18 @@ def _messages(source, address):
             if kind == CONTINUATION and size >= 16:
                 blocks.append(struct.unpack_from("<QQ", message))
             yield kind, flags, message
+
+
+def _named_type(source, data):
+    """The message of a type that has a name of its own, from the reference to it (IV.A.2, shared messages)."""
+    version, kind = data[:2]
+    if version == 3 and kind != 2:
+        raise Refused("a type of it is stored elsewhere")
+    address, = struct.unpack_from("<Q", data, 8 if version == 1 else 2)
+    found = Header(source, address).all(DATATYPE)
+    if not found:
+        raise Refused("a type of it is stored elsewhere")
+    return found[0]
 
 
 # Messages -------------------------------------------------------------------------------------------------------------
