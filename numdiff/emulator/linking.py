@@ -12,6 +12,7 @@ from .faults import Unsupported
 from .integers import holds
 from .rewrite import SITES, rewrite
 from .signatures import explicit_signatures, with_signatures
+from .whole_arrays import method
 
 _REWRITTEN = {}  # (id of a code object, checked, magnitudes) -> (the code object, what rewrite gave)
 
@@ -84,7 +85,8 @@ class Linking:
     def _helpers(self):
         """The names that rewritten code calls."""
         helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
-                   "__unsupported": unsupported, "__literal": values.literal, "__constant": constant}
+                   "__unsupported": unsupported, "__literal": values.literal, "__constant": constant,
+                   "__method": method, "__range": any_range, "__zip": zipped}
         operations = {f"__{name}": function for name, function in (*arithmetic.OPERATIONS.items(),
                                                                    *arithmetic.COMPARISONS.items())}
         if not self.checked:
@@ -208,6 +210,20 @@ class Linking:
 
 def unsupported(text):
     raise Unsupported(text)
+
+
+def any_range(*arguments):
+    """`range` of numbers of any type: of floats Numba takes the whole part, of unsigned ones it makes uint64."""
+    if arguments and all(a.__class__ in values.UNSIGNED for a in arguments):
+        return map(values.UInt64, range(*arguments))
+    return range(*[int(a) if a.__class__ in values.INTEGERS else values.TYPES["int64"](a) for a in arguments])
+
+
+def zipped(*several):
+    """`zip`; of arrays as many elements are read as the shortest has."""
+    if not all(hasattr(one, "__len__") for one in several):
+        return zip(*several, strict=False)
+    return (tuple(one[k] for one in several) for k in range(min(map(len, several), default=0)))
 
 
 def constant(shape, text):

@@ -18,6 +18,7 @@ from .faults import Unsupported
 from .functions import MATH, EmulatedMath
 from .overloads import overloaded, overloads_of
 from .values import dtype_of, scalar, type_named
+from .whole_arrays import WHOLE
 
 TWINS = {}  # id of an intrinsic -> (intrinsic, its twin)
 WARP = 32
@@ -232,6 +233,8 @@ class EmulatedNumpy:
         kind = type_named(name)
         if kind is not None:
             return kind
+        if name in WHOLE or name in ("amin", "amax"):
+            return WHOLE[name.removeprefix("a") if name[1:] in ("min", "max") else name]
         if name == "random":
             return Missing("neither Numba nor the emulator knows np.random in a kernel: use numba.cuda.random")
         value = getattr(np, name)
@@ -360,8 +363,16 @@ def emulated_cuda(machine):
     def cbrt(x):
         return x.__class__(math.copysign(abs(float(x)) ** (1 / 3), float(x)) if x else x)
 
+    def load_hinted(array, index):
+        return array[index]
+
+    def store_hinted(array, index, value):
+        array[index] = value
+
     from .warp import warp_functions
     namespace = {
+        **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), load_hinted),
+        **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), store_hinted),
         "threadIdx": t, "blockIdx": b, "blockDim": bd, "gridDim": gd, "warpsize": WARP, "grid": grid,
         "gridsize": gridsize, "syncthreads": syncthreads, "syncthreads_count": syncthreads_count,
         "syncthreads_and": syncthreads_and, "syncthreads_or": syncthreads_or, "threadfence": threadfence,
@@ -394,7 +405,11 @@ def _half_functions():
             "hgt": lambda a, b: a > b, "hge": lambda a, b: a >= b, "hlt": lambda a, b: a < b,
             "hle": lambda a, b: a <= b,
             **{"h" + name: getattr(MATH, name) for name in ("exp", "log", "log2", "sin", "cos", "sqrt", "floor", "ceil",
-                                                            "trunc", "exp2")}}
+                                                            "trunc", "exp2", "log10")},
+            "hexp10": functions.float_result(lambda x: 10.0 ** x, name="exp"), "hrsqrt": lambda a: half(
+                1 / math.sqrt(float(a))) if a > 0 else half(math.inf if a == 0 else math.nan),
+            "hrcp": lambda a: half(np.float32(1) / np.float32(a)),
+            "hrint": lambda a: half(np.rint(half(a)))}
 
 
 class EmulatedCuda(Namespace):

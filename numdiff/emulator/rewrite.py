@@ -34,6 +34,7 @@ from .namespace import TWINS
 from .overloads import overloads_of
 from .signatures import explicit_signatures
 from .values import TYPES, scalar
+from .whole_arrays import WHOLE
 
 
 class Sites:
@@ -338,6 +339,15 @@ class Rewriter(ast.NodeTransformer):
             for named in node.keywords:
                 named.value = self.as_literal(named.value)
             node.args = list(map(self.as_literal, node.args))
+        if isinstance(node.func, ast.Attribute) and node.func.attr in WHOLE and not node.keywords and not (
+                isinstance(node.func.value, ast.Name) and isinstance(self.outside.get(node.func.value.id),
+                                                                     types.ModuleType)):
+            node.args = [ast.Constant(node.func.attr), node.func.value, *node.args]
+            node.func = ast.copy_location(ast.Name("__method", ast.Load()), node.func)
+        elif isinstance(node.func, ast.Name) and node.func.id in ("range", "zip") and not (
+                self.bindings(node.func.id) or self.outside.get(node.func.id)) and not (
+                node.func.id == "range" and self.integers and None not in map(self.integers.of, node.args)):
+            node.func = ast.copy_location(ast.Name(f"__{node.func.id}", ast.Load()), node.func)
         outside = self.integers and isinstance(node.func, ast.Name) and node.func.id not in self.integers.inner and (
             self.integers.outside.get(node.func.id))
         literal = len(node.args) == 1 and not node.keywords and literal_of(node.args[0])
