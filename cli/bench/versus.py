@@ -37,7 +37,8 @@ def ended_promptly(versus=True):
     numbers = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    before, leaving, came = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), threading.Event(), []
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    leaving, woken, came = threading.Event(), threading.Event(), []
 
     def end():
         if came:
@@ -52,6 +53,7 @@ def ended_promptly(versus=True):
         while byte := os.read(reader, 1):  # none: the measurement has ended
             if byte[0] in numbers:
                 came.append(byte[0])
+                woken.set()
                 time.sleep(GRACE_S)
                 end()
         os.close(reader)
@@ -61,6 +63,9 @@ def ended_promptly(versus=True):
     try:
         yield
         atexit.unregister(end)
+    except (KeyboardInterrupt, SystemExit):
+        woken.wait(1)  # so that `end` knows of the signal
+        raise
     finally:
         leaving.set()
         signal.set_wakeup_fd(before)
@@ -70,10 +75,11 @@ def ended_promptly(versus=True):
 def descendants(parent):
     """The processes that a process has started, and those that these have; empty where there is no /proc."""
     children = {}
-    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text(errors="replace").rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or is no process
+            number = int(name)
+            fields = pathlib.Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(number)
     found, left = [], [parent]
     while left:
         new = children.get(left.pop(), [])

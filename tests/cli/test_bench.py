@@ -67,9 +67,11 @@ from numdiff_cli.main import ended_in_order
 versus.GRACE_S = 0.1
 with ended_in_order(), versus.ended_promptly():
     child = subprocess.Popen(["sleep", "60"])
-    print(child.pid, flush=True)
+    left = [child.pid]
     while True:
         try:
+            while left:
+                print(left.pop(), flush=True)
             time.sleep(60)
         except BaseException:
             pass
