@@ -34,13 +34,9 @@ FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and 
 
 # {operation: {name: number}}, a backward only where its versions are not its forward's
 NAMES = {
-    **dict.fromkeys(("bias_gelu", "combine", "ema",
-                     "estimate_x_0", "gate", "hybrid_loss", "im2col", "im2win", "images",
-                     "model_input", "mse", "muon", "muon_apply", "muon_momentum", "patchify", "peer_all_gather",
-                     "peer_reduce_scatter", "place", "power_ema", "q_sample", "swiglu", "take", "unpatchify",
-                     "velocity",
-                     "weigh",
-                     "weighted_sum"), WIDE),
+    **dict.fromkeys(("bias_gelu", "ema", "gate", "im2col", "im2win", "muon", "muon_apply", "muon_momentum", "patchify",
+                     "peer_all_gather", "peer_reduce_scatter", "place", "power_ema", "swiglu", "take", "unpatchify"),
+                    WIDE),
     "adaln": ROW,
     **dict.fromkeys(("linear", "matmul", "matmul_row_sums", "matmul_strided"), MATMUL),
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),

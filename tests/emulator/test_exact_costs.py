@@ -80,7 +80,7 @@ EXACT = [
     *case(lambda u, v: q_sample.weigh_forward(u(B, P, C), steps(u, B), u(9), version=v),
           (q_sample.weigh_forward_cost, N), 4 * B + 4 * B),
     *case(lambda u, v: sampler.weighted_sum(u(3), u(B, P, C), u(B, P, C), u(B, P, C), version=v),
-          (sampler.combine_cost, N), 3 * 4),
+          (sampler.weighted_sum_cost, N), 3 * 4),
     *case(lambda u, v: sampler.estimate_x_0(u(B, P, C), u(B, P, C), u(2), clip=False, version=v),
           (sampler.estimate_x_0_cost, N), 2 * 4),
     # the timesteps are written, too

@@ -1,7 +1,7 @@
 """Problems of what a UNet has besides, of a training step's last kernels, and of sampling."""
 import numpy as np
 
-from ...kernels.diffusion import ahead, mse, sampler
+from ...kernels.diffusion import ahead
 from ...kernels.optimizer import (
     adamw,
     ema,
@@ -14,12 +14,10 @@ from ...kernels.optimizer import (
     telemetry,
     zero_ranges,
 )
-from .problem import PARAMETERS, PIXELS, STEP, B, D, half, integers, single
+from .problem import PARAMETERS, STEP, D, half, integers, single
 
 
 def add_problems(add, t, labels):
-    add(mse.mse_forward, prediction=PIXELS, target=PIXELS)
-    add(mse.mse_backward, prediction=PIXELS, target=PIXELS)
     flat, one = single(PARAMETERS), single(1)
     starts = np.arange(0, PARAMETERS - zero_ranges.PIECE, 18_976)
     add(zero_ranges.zero_ranges, note="86 % of it", flat=flat,
@@ -52,9 +50,6 @@ def add_problems(add, t, labels):
     add(telemetry.telemetry_record, ring=single(1024, 5), step=STEP, loss=one, gradient_norm=one, learning_rate=one,
         loss_scale=one, counts=counts)
     add(loss_scale.loss_scale_update, gradient_norm=one, scale=one, unscale=one, counts=counts)
-    add(sampler.estimate_x_0, x=PIXELS, prediction=PIXELS, weights=(1.3, -0.8))
-    add(sampler.model_input, x=PIXELS, numbers=single(B))
-
     steps, width = 50, 12 * 8 * 6 * D  # a sampler's, of eight images
     add(ahead.place, ahead=half(steps, width), source=half(steps, width // 12), offset=0,
         moved=ahead.place_cost(steps, width // 12, 2)[0])

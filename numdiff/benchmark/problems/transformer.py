@@ -5,9 +5,8 @@ from ...kernels import attention, peer_pieces, peer_reduce, quantise
 from ...kernels.attention import (
     sla,
 )
-from ...kernels.diffusion import class_dropout, vlb
 from ...kernels.transformer import adaln, bias_gelu, chunk, columns, gate, gate_adaln, patchify, qk_norm_rope, swiglu
-from .problem import CLASSES, HEAD, HEADS, PARAMETERS, SEED, STEP, TIMESTEPS, TOKENS, D, N, T, half, integers, single
+from .problem import HEAD, HEADS, PARAMETERS, TOKENS, D, N, T, half, integers, single
 
 
 def columns_backward(partial, count):
@@ -80,19 +79,10 @@ def add_problems(add, rng, labels):
     hidden = 8 * D // 3
     add(swiglu.swiglu_forward, x=half(N, T, 2 * hidden))
     add(swiglu.swiglu_backward, dy=half(N, T, hidden), x=half(N, T, 2 * hidden))
-    latents = single(N, 32, 32, 4)
     add(patchify.patchify_forward, x=half(N, 32, 32, 4), patch=2)
     add(patchify.unpatchify_forward, tokens=single(N, T, 32), patch=2, height=32, width=32)
     add(chunk.chunk_forward, x=half(N, 6 * D), count=6)
     add(columns_backward, partial=single(N, 4, 6 * D), count=6)
-    samples = integers(np.arange(N), np.uint32)
-    add(class_dropout.class_dropout_forward, labels=labels, probability=0.1, null_class=CLASSES, seed=SEED, step=STEP,
-        samples=samples)
-    table = single(TIMESTEPS)
-    hybrid = {"prediction": single(N, 32, 32, 8), "target": latents, "x_0": latents,
-              "t": integers(rng.integers(0, TIMESTEPS, N)), "k": table, "low": table, "width": table, "weight": 1.44}
-    add(vlb.hybrid_loss_forward, **hybrid)
-    add(vlb.hybrid_loss_backward, **hybrid)
     flat = single(PARAMETERS)
     add(peer_reduce.peer_reduce_scatter, note="both ranks' arrays on one card", buffers=[flat, flat],
         rank=0, moved=3 * 4 * PARAMETERS // 2)

@@ -2,7 +2,6 @@
 import numpy as np
 
 from .. import second_pass
-from ..diffusion import mse
 from ..optimizer import grad_norm
 from .case import Case, normal, one
 
@@ -27,9 +26,3 @@ def reductions_cases():
     yield Case("global_norm", lambda rng: {"x": rng.standard_normal(1096), "partials": np.zeros(3),
                                            "pieces": np.array([(0, 4), (64, 1096), (8, 16)])}, of_pieces,
                label="of pieces")
-    for channels, versions in ((3, (1,)), (4, (1, 2))):
-        yield Case("mse", normal(prediction=(2, 4, 4, 4), target=(2, 4, 4, channels)),
-                   one(lambda a, v: mse.mse_forward(a.prediction, a.target, version=v)), versions,
-                   label=f"of {channels}")
-    yield Case("mse_backward", normal(prediction=(2, 4, 4, 4), target=(2, 4, 4, 4)),
-               one(lambda a, v: mse.mse_backward(a.prediction, a.target, 0.5, version=v)), (1, 2))

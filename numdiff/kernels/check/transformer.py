@@ -1,7 +1,6 @@
 """Cases of the transformer's operations."""
 import numpy as np
 
-from ..diffusion import class_dropout, vlb
 from ..fuse import chain as fused_chains
 from ..quantise import HISTORY, PARTIALS, scale_update
 from ..transformer import adaln, bias_gelu, chunk, columns, gate, patchify, qk_norm_rope, swiglu
@@ -9,7 +8,7 @@ from ..transformer.gate_adaln import launcher as gate_adaln
 from ..transformer.gate_adaln.forward import EIGHT_KEYS, HALF_KEYS
 from ..transformer.gate_adaln.forward import KEYS as GATE_ADALN_KEYS
 from ..transformer.norms import NORMS, Norm
-from .case import HALF_TOLERANCE, SEED, Case, normal, one, with_counters, with_plain_sums
+from .case import HALF_TOLERANCE, Case, normal, one, with_plain_sums
 from .half import halves
 
 EIGHT_TOLERANCE = 0.02  # float32 and float64 round few numbers to neighbours, a bit of some byte
@@ -295,30 +294,3 @@ def transformer_cases():
                    one(lambda a, v, p=patch: patchify.patchify_forward(a.x, p, version=v)), versions, label=label)
         yield Case("unpatchify", normal(x=tokens), one(lambda a, v, p=patch, h=height, w=width:
                    patchify.unpatchify_forward(a.x, p, h, w, version=v)), versions, label=label)
-
-    def hybrid(rng, C):
-        """Pixels at both edges of the range and within, the first timestep and later ones."""
-        made = normal(target=(3, 2, 2, C), error=(3, 2, 2, C), v=(3, 2, 2, C))(rng)
-        made["prediction"] = np.concatenate((made["target"] + 0.3 * made.pop("error"), made.pop("v")), axis=-1)
-        made["x_0"] = np.clip(1.5 * rng.standard_normal((3, 2, 2, C)), -1, 1)
-        made["t"] = np.array([0, 4, 9], np.int32)
-        noise = np.linspace(0.01, 0.95, 10)  # 1 - alpha_bar
-        beta = 1 - (1 - noise) / (1 - np.append(0.0, noise[:-1]))
-        low = np.log(beta * np.append(noise[0], noise[:-1]) / noise)
-        return {**made, "k": beta / np.sqrt(noise), "low": low, "width": np.log(beta) - low + 0.1}
-
-    arguments = ("prediction", "target", "x_0", "t", "k", "low", "width")
-    for C, versions in ((3, (1,)), (4, (1, 2))):
-        def inputs(rng, C=C):
-            return hybrid(rng, C)
-
-        yield Case("hybrid_loss", inputs, one(lambda a, v: vlb.hybrid_loss_forward(
-            *(getattr(a, name) for name in arguments), 1.4, version=v)), versions, 5e-5, label=f"of {C}")
-        yield Case("hybrid_loss_backward", inputs, one(lambda a, v: vlb.hybrid_loss_backward(
-            *(getattr(a, name) for name in arguments), 1.4, 0.5, version=v)), versions, 1e-4, label=f"of {C}")
-
-    def labels(rng):
-        return {**with_counters(7)(rng), "labels": np.arange(7, dtype=np.int32)}
-
-    yield Case("class_dropout", labels, one(lambda a, v: class_dropout.class_dropout_forward(
-        a.labels, 0.4, 7, SEED, a.step, a.samples)))
