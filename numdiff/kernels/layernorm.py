@@ -42,7 +42,7 @@ from ..device.limits import WARP
 from ..device.specialise import Constant, Variants, specialise
 from ..dtypes import in_single
 from .common import warp_sum
-from .operation import Version, operation
+from .operation import Version, lacks_multiple, operation
 from .problem import Problem, half, positive, single
 from .reduce import BLOCK, GRID, column_sum_reference, cut, sample_sum, sample_sum_reference, tree_sum
 from .second_pass import add_rows
@@ -361,8 +361,7 @@ def _check_both(x, weight, bias):
 
 def _lacks_fours(x):
     """What v2 needs and x lacks; None where its rows are made of fours."""
-    C = x.shape[-1]
-    return f"takes four columns at a time, and {C} is not a multiple of 4" if C % 4 else None
+    return lacks_multiple(4, x.shape[-1], "columns")
 
 
 def _lacks_registers(x, dweight, dbias, images):

@@ -58,6 +58,11 @@ def half(*shape):
 
 def integers(values, dtype=np.int32):
     """These integers."""
+    return numbers(values, dtype)
+
+
+def numbers(values, dtype=np.float32):
+    """These numbers."""
     values = np.asarray(values, dtype)
     return Array(values.shape, values.dtype, values)
 

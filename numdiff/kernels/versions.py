@@ -34,8 +34,8 @@ FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and 
 
 # {operation: {name: number}}, a backward only where its versions are not its forward's
 NAMES = {
-    **dict.fromkeys(("bias_gelu", "ema", "gate", "im2col", "im2win", "muon", "muon_apply", "muon_momentum", "patchify",
-                     "peer_all_gather", "peer_reduce_scatter", "place", "power_ema", "swiglu", "take", "unpatchify"),
+    **dict.fromkeys(("bias_gelu", "gate", "im2col", "im2win", "patchify",
+                     "swiglu", "unpatchify"),
                     WIDE),
     "adaln": ROW,
     **dict.fromkeys(("linear", "matmul", "matmul_row_sums", "matmul_strided"), MATMUL),
@@ -43,8 +43,7 @@ NAMES = {
     **dict.fromkeys(("depthwise", "depthwise_input_gradient", "depthwise_weight_gradient"), DEPTHWISE),
     "depthwise_layernorm": {"apart": 1, "fused": 2},
     "fused": {**WIDE, "eight": 3},
-    "adamw": {**WIDE, "fused": 3},
-    "global_norm": {"tree": 1, "vectorised": 2},
+
     "linear_group": {"naive": 1, "tiled": 2}, "gate_adaln": {"unfused": 1, "fused": 2},
     "groupnorm": {**GROUPNORM, "known-statistics": 4}, "groupnorm_backward": GROUPNORM,
     "matmul_first": {"uncoalesced": 1, "coalesced": 2},

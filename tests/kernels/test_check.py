@@ -79,7 +79,6 @@ REPEATED = re.compile("|".join((
     r"matmul_fp8_gradient: e4m3, tile 64 v.*",  # so has another
     r"matmul_level: (128 × 256 × 64 v.|256 × 512 × 128 v4)",  # test_levels.py has one tile; v5 has two a block
     r"conv2d_level: (1×32.* v1|2×16.* v2)",
-    r"peer_reduce_pieces: [24-7] ranks v.*",  # more terms of a sum than one rank, fewer than eight
     r"linear_backward: .*float16.*",  # matmul/test_half.py
     # the tiles with other taps, with statistics or forward
     r"conv2d: float16, tile \((64, .|96, .|128, 1)\), 1 × 1.*", r"conv2d: float16, tile \((64|96), 1\), 3 × 3, 3.*",

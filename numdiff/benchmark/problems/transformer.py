@@ -1,12 +1,12 @@
 """Problems of attention in one kernel, of the transformer's operations, and of several GPUs."""
 import numpy as np
 
-from ...kernels import attention, peer_pieces, peer_reduce, quantise
+from ...kernels import attention, quantise
 from ...kernels.attention import (
     sla,
 )
 from ...kernels.transformer import adaln, bias_gelu, chunk, columns, gate, gate_adaln, patchify, qk_norm_rope, swiglu
-from .problem import HEAD, HEADS, PARAMETERS, TOKENS, D, N, T, half, integers, single
+from .problem import HEAD, HEADS, TOKENS, D, N, T, half, integers, single
 
 
 def columns_backward(partial, count):
@@ -83,8 +83,3 @@ def add_problems(add, rng, labels):
     add(patchify.unpatchify_forward, tokens=single(N, T, 32), patch=2, height=32, width=32)
     add(chunk.chunk_forward, x=half(N, 6 * D), count=6)
     add(columns_backward, partial=single(N, 4, 6 * D), count=6)
-    flat = single(PARAMETERS)
-    add(peer_reduce.peer_reduce_scatter, note="both ranks' arrays on one card", buffers=[flat, flat],
-        rank=0, moved=3 * 4 * PARAMETERS // 2)
-    add(peer_pieces.peer_copy_pieces, note="both ranks' arrays on one card", buffers=[flat], y=flat,
-        pieces=integers(peer_pieces.pieces_of([(0, 0, 0, PARAMETERS // 4)]), np.int64), moved=2 * PARAMETERS)

@@ -25,7 +25,7 @@ import math
 import numpy as np
 
 from ...device import cuda, empty, float32, launch, store4, uint32, zeros
-from ..operation import Version, operation
+from ..operation import lacks_multiple, naive_and_vectorised, operation
 from ..problem import Problem, filled, integers, single
 
 BLOCK = 256  # threads
@@ -118,19 +118,13 @@ def _check(images, flip):
         raise ValueError(f"flip must be int32 of shape ({images.shape[0]},), got {flip.dtype}{tuple(flip.shape)}")
 
 
-def _lacks_fours(images):
-    """What v2 needs and images lack; None where a row of pixels is made of four bytes."""
-    row = images.shape[2] * images.shape[3]
-    return f"needs image rows of a multiple of 4 bytes, and these have {row}" if row % 4 else None
-
-
 def _pictures(*shape):
     return filled(shape, lambda rng: rng.integers(0, 256, shape), np.uint8)
 
 
 @operation(reference=images_forward_reference, cost=images_forward_cost, check=_check,
-           versions=[Version("naive", images_forward_kernel_v1, width=1),
-                     Version("vectorised", images_forward_kernel_v2, width=4, fits=_lacks_fours)],
+           versions=naive_and_vectorised(images_forward_kernel_v1, images_forward_kernel_v2, lambda images: (
+               lacks_multiple(4, images.shape[2] * images.shape[3], "bytes of a row"))),
            problems=[Problem(images=_pictures(2, 3, 4, 3), flip=integers([0, 1])),
                      Problem(images=_pictures(3, 4, 4, 1)),
                      Problem(images=_pictures(2, 3, 7, 3), flip=integers([1, 0])),

@@ -38,7 +38,7 @@ import math
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32, upload
-from ..operation import Version, operation
+from ..operation import naive_and_vectorised, operation
 from ..problem import Problem, filled, single
 
 BLOCK = 256  # threads
@@ -245,15 +245,6 @@ def _check_prediction(x, prediction, parts=1):
                          f"least {parts} × {x.shape[-1]} channels")
 
 
-def two_versions(naive, vectorised, lacks):
-    """width: elements of a thread; lacks: what the second needs and the arguments lack."""
-    return [Version("naive", naive, width=1), Version("vectorised", vectorised, width=4, fits=lacks)]
-
-
-def _lacks_fours(x):
-    return f"takes four elements at a time, and {x.size} is not a multiple of 4" if x.size % 4 else None
-
-
 def on_engine(numbers, like):
     """A step's numbers as float32 on the device of `like`; for NumPy's arrays whatever they are."""
     if not is_device(like) or is_device(numbers):
@@ -276,7 +267,7 @@ X = single(2, 3, 4)
 
 
 @operation(reference=weighted_sum_reference, cost=weighted_sum_cost, check=_check_terms,
-           versions=two_versions(combine_kernel_v1, combine_kernel_v2, _lacks_fours),
+           versions=naive_and_vectorised(combine_kernel_v1, combine_kernel_v2),
            problems=[Problem("1 term", weights=[0.3], x=X), Problem("2 terms", weights=[0.3, -1.2], x=X, u=X),
                      Problem("3 terms", weights=[0.3, -1.2, 0.7], x=X, u=X, v=X),
                      Problem("odd", weights=[0.3, -1.2], x=single(3, 5, 7), u=single(3, 5, 7))])
@@ -299,7 +290,7 @@ def combine(*terms):
 
 @operation(reference=estimate_x_0_reference, cost=estimate_x_0_cost,
            check=lambda x, prediction: _check_prediction(x, prediction),
-           versions=two_versions(estimate_x_0_kernel_v1, estimate_x_0_kernel_v2, lambda x, prediction: (
+           versions=naive_and_vectorised(estimate_x_0_kernel_v1, estimate_x_0_kernel_v2, lambda x, prediction: (
                f"needs equal shapes of a multiple of 4 elements, not {x.shape} and {prediction.shape}"
                if x.size % 4 or prediction.shape != x.shape else None)),
            problems=[Problem("clipped", x=X, prediction=X, weights=(1.3, -0.8)),
@@ -352,7 +343,7 @@ def blend(mask, known, x):
 
 
 @operation(reference=model_input_reference, cost=model_input_cost,
-           versions=two_versions(model_input_kernel_v1, model_input_kernel_v2, _lacks_fours),
+           versions=naive_and_vectorised(model_input_kernel_v1, model_input_kernel_v2),
            problems=[Problem("1 copy", x=X, numbers=single(2)), Problem("2 copies", x=X, numbers=single(2), copies=2),
                      Problem("odd", x=single(3, 5, 7), numbers=single(2), copies=2),
                      Problem(x=single(32, 64, 64, 3), numbers=single(32), measured=True)])

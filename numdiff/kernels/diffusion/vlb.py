@@ -38,7 +38,7 @@ import math
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, launch, load4, store4, uint32, upload
-from ..operation import Version, operation
+from ..operation import lacks_multiple, naive_and_vectorised, operation
 from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
 from ..problem import Problem, filled, single
 from .mse import sum_partials_kernel
@@ -266,11 +266,7 @@ def _check(prediction, target, x_0, t, k, low, width):
 
 
 def _two_versions(naive, vectorised):
-    """width: channels of a thread."""
-    def lacks_fours(target):
-        C = target.shape[-1]
-        return f"takes four channels at a time, and {C} is not a multiple of 4" if C % 4 else None
-    return [Version("naive", naive, width=1), Version("vectorised", vectorised, width=4, fits=lacks_fours)]
+    return naive_and_vectorised(naive, vectorised, lambda target: lacks_multiple(4, target.shape[-1], "channels"))
 
 
 def _made(C):

@@ -17,7 +17,7 @@ from ...device import cuda, empty, empty_like, float32, is_device, launch
 from ...device.requires import requires, supports
 from ...device.specialise import Variants, known_names, with_names
 from ...dtypes import HALVES, is_half, working_type
-from ..operation import Version
+from ..operation import Version, lacks_multiple
 from ..reduce import BLOCK, column_sum, cut, sample_sum
 from ..versions import NAMES, label
 from .kernel_text import RESERVED, SCOPE, Plan, kernel_text
@@ -287,8 +287,7 @@ class Fused(Variants):
 
 def _lacks_neighbours(plan, width, like):
     """What a version of `width` neighbours needs and an array, or its shape, lacks; None where it takes it."""
-    row = plan.row(getattr(like, "shape", like))
-    return f"takes {width} elements at a time, and {row} is not a multiple of {width}" if row % width else None
+    return lacks_multiple(width, plan.row(getattr(like, "shape", like)))
 
 
 @functools.cache
