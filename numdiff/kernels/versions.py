@@ -34,10 +34,7 @@ FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and 
 
 # {operation: {name: number}}, a backward only where its versions are not its forward's
 NAMES = {
-    **dict.fromkeys(("bias_gelu", "gate", "im2col", "im2win", "patchify",
-                     "swiglu", "unpatchify"),
-                    WIDE),
-    "adaln": ROW,
+    **dict.fromkeys(("im2col", "im2win"), WIDE),
     **dict.fromkeys(("linear", "matmul", "matmul_row_sums", "matmul_strided"), MATMUL),
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
     **dict.fromkeys(("depthwise", "depthwise_input_gradient", "depthwise_weight_gradient"), DEPTHWISE),

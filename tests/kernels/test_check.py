@@ -107,8 +107,6 @@ REPEATED = re.compile("|".join((
     # of the norms' sizes the smallest and the largest, of LayerNorm one between them, too;
     # transformer/test_gate_adaln.py has each norm
     r"gate_adaln(_backward)?: (?!layer unshifted, no gate, 1032 |rms weighted, 1032 )(layer|rms)\b.*\d{3} channels v2",
-    r"adaln(_backward)?: (layer weighted|layer unshifted|rms|rms unshifted|rms weighted) v1",
-    r"adaln(_backward)?: (layer weighted|rms|rms unshifted) v2",  # test_adaln.py has each norm
     r"gate_adaln(_backward)?: (no gate, )?(520|776) channels v2",  # more turns than 264, fewer than 1032
     r"qk_norm_rope(_backward)?: 2 heads of 8, in place v2",  # test_qk_norm_rope.py
     r"qk_norm_rope(_backward)?: (4 heads of 72|5 heads of 64), in place, bfloat16 v2")))

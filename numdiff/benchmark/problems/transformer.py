@@ -5,17 +5,8 @@ from ...kernels import attention, quantise
 from ...kernels.attention import (
     sla,
 )
-from ...kernels.transformer import adaln, bias_gelu, chunk, columns, gate, gate_adaln, patchify, qk_norm_rope, swiglu
+from ...kernels.transformer import gate_adaln, qk_norm_rope
 from .problem import HEAD, HEADS, TOKENS, D, N, T, half, integers, single
-
-
-def columns_backward(partial, count):
-    """dx of `columns`, from the partial sums (B, chunks, count · C) that the operations on its parts have left."""
-    B, _, width = partial.shape
-    sums = columns.Sums((B, width))
-    sums.partial = partial
-    return columns.columns_backward([columns.ColumnSums(sums, k * width // count, width // count)
-                                     for k in range(count)])
 
 
 def add_problems(add, rng, labels):
@@ -42,10 +33,6 @@ def add_problems(add, rng, labels):
             qkv=half(1, length, 3 * width), y=half(1, length, width), kept=kept,
             dweight=single(head, head), dbias=single(head), **layer)
     shift, amax = half(N, D), integers(np.zeros(quantise.PARTIALS), np.uint32)
-    add(adaln.adaln_forward, x=TOKENS, shift=shift, scale=shift)
-    add(adaln.adaln_backward, dy=TOKENS, x=TOKENS, scale=shift, mean=single(N * T), rstd=single(N * T))
-    add(gate.gate_forward, x=TOKENS, h=TOKENS, gate=shift)
-    add(gate.gate_backward, dy=TOKENS, h=TOKENS, gate=shift)
     add(gate_adaln.gate_adaln_forward, x=TOKENS, h=TOKENS, gate=shift, shift=shift, scale=shift)
     add(gate_adaln.gate_adaln_backward, dz=TOKENS, dy=TOKENS, z=TOKENS, h=TOKENS, gate=shift, shift=shift,
         scale=shift, mean=single(N * T), rstd=single(N * T))
@@ -58,28 +45,15 @@ def add_problems(add, rng, labels):
     for note, given in (("RMSNorm", {"shift": shift}), ("RMSNorm, no shift", {"shift": None})):
         given = {"scale": shift, "weight": single(D), **given}
         back = {"rstd": single(N * T), "dweight": single(D)}
-        add(adaln.adaln_forward, x=TOKENS, norm="rms", note=note, **given)
-        add(adaln.adaln_backward, dy=TOKENS, x=TOKENS, scale=shift, weight=single(D), mean=None, note=note,
-            need_dshift=given["shift"] is not None, **back)
         seam, alone = {"h": TOKENS, "gate": shift}, {"h": None, "gate": None}
         gradients = {"dz": TOKENS, "dy": TOKENS, "z": TOKENS, "mean": None, **back}
         add(gate_adaln.gate_adaln_forward, x=TOKENS, norm="rms", note=note, **seam, **given)
         add(gate_adaln.gate_adaln_backward, note=note, **gradients, **seam, **given)
         add(gate_adaln.gate_adaln_forward, x=TOKENS, norm="rms", note=f"{note}, no gate", **alone, **given)
         add(gate_adaln.gate_adaln_backward, note=f"{note}, no gate", **gradients, **alone, **given)
-    add(bias_gelu.bias_gelu_forward, x=half(N, T, 4 * D), bias=single(4 * D))
-    add(bias_gelu.bias_gelu_backward, dy=half(N, T, 4 * D), x=half(N, T, 4 * D), bias=single(4 * D),
-        dbias=single(4 * D))
     turn = {"heads": HEADS, "q_weight": single(D // HEADS), "k_weight": single(D // HEADS),
             "rotation": single(2, T, D // HEADS), "in_place": True}
     add(qk_norm_rope.qk_norm_rope_forward, qkv=half(N, T, 3 * D), **turn, note="training")
     add(qk_norm_rope.qk_norm_rope_forward, qkv=half(N, T, 3 * D), **turn, keeps=False)
     add(qk_norm_rope.qk_norm_rope_backward, dy=half(N, T, 3 * D), kept=half(N, T, 2 * D), **turn,
         dq_weight=single(D // HEADS), dk_weight=single(D // HEADS))
-    hidden = 8 * D // 3
-    add(swiglu.swiglu_forward, x=half(N, T, 2 * hidden))
-    add(swiglu.swiglu_backward, dy=half(N, T, hidden), x=half(N, T, 2 * hidden))
-    add(patchify.patchify_forward, x=half(N, 32, 32, 4), patch=2)
-    add(patchify.unpatchify_forward, tokens=single(N, T, 32), patch=2, height=32, width=32)
-    add(chunk.chunk_forward, x=half(N, 6 * D), count=6)
-    add(columns_backward, partial=single(N, 4, 6 * D), count=6)

@@ -1,14 +1,13 @@
 """Cases of the transformer's operations."""
 import numpy as np
 
-from ..fuse import chain as fused_chains
 from ..quantise import HISTORY, PARTIALS, scale_update
-from ..transformer import adaln, bias_gelu, chunk, columns, gate, patchify, qk_norm_rope, swiglu
+from ..transformer import adaln, columns, qk_norm_rope
 from ..transformer.gate_adaln import launcher as gate_adaln
 from ..transformer.gate_adaln.forward import EIGHT_KEYS, HALF_KEYS
 from ..transformer.gate_adaln.forward import KEYS as GATE_ADALN_KEYS
-from ..transformer.norms import NORMS, Norm
-from .case import HALF_TOLERANCE, Case, normal, one, with_plain_sums
+from ..transformer.norms import Norm
+from .case import HALF_TOLERANCE, Case, normal, with_plain_sums
 from .half import halves
 
 EIGHT_TOLERANCE = 0.02  # float32 and float64 round few numbers to neighbours, a bit of some byte
@@ -49,7 +48,7 @@ def seam_cases():
             dz, a.dy, None if of_x else a.x, a.h if gated else None, gate if gated else None, shift, scale, a.mean,
             a.rstd, version=v, x=a.x if of_x else None)
         if together:
-            gradients = [columns.columns_backward(gradients, a.modulation.dtype)]
+            gradients = [columns.join_columns(gradients, a.modulation.dtype)]
         return tuple(g for g in (dx, dh, *gradients) if g is not None)
 
     for shape, versions, half, split in (((2, 3, 40), (1, 2), False, False), ((2, 11, 16), (2,), True, True),
@@ -142,14 +141,6 @@ def norm_cases():
         """All results that there are."""
         return (*(array for array in found if array is not None), *((a.dweight,) if norm.weighted else ()))
 
-    def whole(a, v, norm):
-        return given(adaln.adaln_forward(a.x, a.shift if norm.shifted else None, a.scale, version=v,
-                                         **options(a, norm)), a, Norm())
-
-    def whole_backward(a, v, norm):
-        return given(adaln.adaln_backward(a.dy, a.x, a.scale, None if norm.rms else a.mean, a.rstd, version=v,
-                                          need_dshift=norm.shifted, **gradient_options(a, norm)), a, norm)
-
     def seam(a, v, norm, gated):
         found = gate_adaln.gate_adaln_forward(a.x, *((a.h, a.gate) if gated else (None, None)),
                                               a.shift if norm.shifted else None, a.scale, version=v,
@@ -167,8 +158,6 @@ def norm_cases():
             yield Case(operation, lambda rng: inputs(rng, shape, norm, half), lambda a, v, function=function: function(
                 a, v, *arguments), versions, tolerance, f"{label}{', float16' * half}")
 
-    for norm in NORMS[1:]:
-        yield from cases("adaln", whole, whole_backward, (2, 3, 36), (1, 2), str(norm), norm)
     for sweeps, gated, norm in GATE_ADALN_KEYS:
         if norm != Norm():
             C = 256 * sweeps - 248
@@ -180,7 +169,6 @@ def norm_cases():
             yield next(cases("gate_adaln", seam, seam_backward, (1, 3, 264), (2,),
                              f"{norm}, {'' if gated else 'no gate, '}264 channels", norm, gated, half=True))
     for norm in (Norm(True, True, True), Norm(True, True, False)):  # LightningDiT's
-        yield from cases("adaln", whole, whole_backward, (1, 2, 12), (1, 2), str(norm), norm, half=True)
         yield from cases("gate_adaln", seam, seam_backward, (1, 2, 16), (2,), f"{norm}, 16 channels", norm, True,
                          half=True)
 
@@ -233,64 +221,3 @@ def transformer_cases():
     yield from seam_cases()
     yield from turn_cases()
     yield from norm_cases()
-
-    def in_two(module, run):
-        """run() with the sums over tokens in two chunks and a second pass, which else takes a thousand tokens."""
-        def forced(a, version):
-            cut = module.cut
-            module.cut = lambda B, T, C, width: (*cut(B, T, C, width)[:2], -(-T // 2), 2)
-            try:
-                return run(a, version)
-            finally:
-                module.cut = cut
-        return forced
-
-    # one warp a token in v2: 9 of 32 lanes have channels, then the first has two turns; then the sums in two passes
-    for (B, T, C), versions, label in (((2, 3, 36), (1, 2), ""), ((1, 2, 132), (1, 2), "wide"),
-                                       ((2, 2, 7), (1,), "odd"), ((2, 5, 8), (2,), "two passes")):
-        passes = in_two if label == "two passes" else lambda module, run: run
-        yield Case("adaln", normal(x=(B, T, C), shift=(B, C), scale=(B, C)),
-                   lambda a, v: adaln.adaln_forward(a.x, a.shift, a.scale, version=v), versions, label=label)
-
-        def inputs(rng, shape=(B, T, C)):
-            B, T, C = shape
-            made = normal(dy=shape, x=shape, shift=(B, C), scale=(B, C))(rng)
-            _, made["mean"], made["rstd"] = adaln.adaln_forward(made["x"], made.pop("shift"), made["scale"])
-            return made
-
-        yield Case("adaln_backward", inputs, passes(adaln, lambda a, v: adaln.adaln_backward(
-            a.dy, a.x, a.scale, a.mean, a.rstd, version=v)), versions, label=label)
-        shapes = {"x": (B, T, C), "h": (B, T, C), "gate": (B, C)}
-        yield Case("gate", normal(**shapes), one(lambda a, v: gate.gate_forward(a.x, a.h, a.gate, version=v)), versions,
-                   label=label)
-        yield Case("gate_backward", normal(**shapes), passes(fused_chains, lambda a, v: gate.gate_backward(
-            a.x, a.h, a.gate, version=v)), versions, label=label)
-        shapes = {"x": (B, T, C), "dy": (B, T, C), "bias": (C,), "dbias": (C,)}
-        yield Case("bias_gelu", normal(**shapes), one(lambda a, v: bias_gelu.bias_gelu_forward(a.x, a.bias, version=v)),
-                   versions, label=label)
-        yield Case("bias_gelu_backward", normal(**shapes), passes(fused_chains, lambda a, v: (
-            bias_gelu.bias_gelu_backward(a.dy, a.x, a.bias, a.dbias, version=v), a.dbias)), versions, label=label)
-    for H, versions, half in ((12, (1,), False), (8, (1, 2), False), (16, (1, 2), True)):
-        arrays, tolerance = (halves, HALF_TOLERANCE) if half else (normal, 1e-5)
-        label = f"{H} channels{', float16' * half}"
-        yield Case("swiglu", arrays(x=(3, 2 * H)), one(lambda a, v: swiglu.swiglu_forward(a.x, version=v)), versions,
-                   tolerance, label)
-        yield Case("swiglu_backward", arrays(dy=(3, H), x=(3, 2 * H)), one(lambda a, v: swiglu.swiglu_backward(
-            a.dy, a.x, version=v)), versions, tolerance, label)
-    for count in (2, 6):
-        yield Case("chunk", normal(x=(3, 4 * count)), lambda a, v, n=count: tuple(chunk.chunk_forward(a.x, n)),
-                   label=f"{count} parts")
-        yield Case("chunk_backward", normal(**{f"p{k}": (3, 4) for k in range(count)}),
-                   one(lambda a, v, n=count: chunk.chunk_backward([getattr(a, f"p{k}") for k in range(n)])),
-                   label=f"{count} parts")
-    yield Case("chunk_backward", normal(p=(3, 4)), one(lambda a, v: chunk.chunk_backward([None, a.p])),
-               label="unused part")
-    # a patch's row is patch · C numbers: v2 where it is a multiple of 4
-    for patch, C, versions in ((2, 4, (1, 2)), (3, 3, (1,)), (4, 3, (1, 2))):
-        height, width = 2 * patch, 3 * patch
-        tokens = (2, 6, patch * patch * C)
-        label = f"{patch}×{patch}×{C}"
-        yield Case("patchify", normal(x=(2, height, width, C)),
-                   one(lambda a, v, p=patch: patchify.patchify_forward(a.x, p, version=v)), versions, label=label)
-        yield Case("unpatchify", normal(x=tokens), one(lambda a, v, p=patch, h=height, w=width:
-                   patchify.unpatchify_forward(a.x, p, h, w, version=v)), versions, label=label)

@@ -30,7 +30,7 @@ def columns(x: Tensor, count: int) -> list[Tensor]:
         x = cast(x, np.float32)
     dtype = x.dtype
     return record_parts("columns", K.columns_forward(x.data, count), (x,),
-                        lambda parts: (K.columns_backward(parts, dtype),))
+                        lambda parts: (K.join_columns(parts, dtype),))
 
 
 def concat(a: Tensor, b: Tensor) -> Tensor:

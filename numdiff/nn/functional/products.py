@@ -111,9 +111,9 @@ def stack_columns(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]], coun
 
     def backward_of(own, at):
         def backward(gradients):
-            stack_gradients(K.columns_backward(gradients, dtype), saved, own)
+            stack_gradients(K.join_columns(gradients, dtype), saved, own)
             given[:0] = gradients
-            return (None if at else K.columns_backward(given, dtype),)
+            return (None if at else K.join_columns(given, dtype),)
         return backward
 
     for size in runs:

@@ -310,7 +310,7 @@ def test_columns_are_used_once(engine, rng):
     dx, _, _, *parts = G.gate_adaln_backward(*given)
     with pytest.raises(ValueError, match="one gradient"):
         G.gate_adaln_backward(*given)
-    both = Co.columns_backward(parts)
+    both = Co.join_columns(parts)
     if engine.computes:
         np.testing.assert_array_equal(download(both)[:, :8], download(engine(dy))[:, 0])
     G.gate_adaln_backward(*given)  # what was collected has been taken away
