@@ -18,7 +18,7 @@ from ..dtypes import is_half
 from ..kernels import linear_fp8
 from ..kernels.linear_fp8 import Layer8, Scale8
 from ..kernels.quantise import HISTORY, PARTIALS, matrices8, quantise_weights, scale_update
-from . import tensor
+from . import recording
 
 TENSORS = 2  # of a layer whose scales are delayed: what goes in, and what comes back
 
@@ -75,7 +75,7 @@ class Float8:
 def layer_of(weight, x):
     """The `Layer8` with which a product of x, or of x's bytes, and this weight is computed; None for one in x's own
     type: of another weight, or where no tape records."""
-    return weight.float8 if tensor.is_training() and (is_half(x.dtype) or x.dtype == np.uint8) else None
+    return weight.float8 if recording.is_training() and (is_half(x.dtype) or x.dtype == np.uint8) else None
 
 
 def bytes_for(weight, x, which):
@@ -87,14 +87,14 @@ def bytes_for(weight, x, which):
 
 def keeps(weight):
     """Whether a backward will ask for what goes into this weight's layer."""
-    return tensor.is_recording() and not weight.frozen
+    return recording.is_recording() and not weight.frozen
 
 
 def linear_forward(x, weight, bias, layer, residual=None):
     """(x·weightᵀ + bias + residual, what the backward needs of x) of arrays and Parameters; layer: as `layer_of` gave
     it."""
     bias = None if bias is None else bias.data
-    if layer is None and not tensor.is_wanted(weight):
+    if layer is None and not recording.is_wanted(weight):
         return empty((*x.shape[:-1], weight.shape[0]), x.dtype, like=x), x
     if layer is None:
         return K.linear_forward(x, weight.like(x).reshape(weight.shape[0], -1), bias, residual=residual), x

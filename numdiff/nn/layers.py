@@ -14,7 +14,8 @@ from ..kernels.conv2d.narrow import NARROW
 from ..kernels.versions import capped
 from . import functional as F
 from .module import Module
-from .tensor import Parameter, Tensor
+from .parameter import Parameter
+from .tensor import Tensor
 
 
 def uniform(fan_in):

@@ -20,8 +20,9 @@ from ..kernels.elementwise import cast_into
 from ..kernels.optimizer.zero_ranges import zero_ranges
 from .float8 import Float8
 from .loans import begin_at_zero, passing
+from .parameter import Parameter
 from .recompute import recompute
-from .tensor import Parameter, scope
+from .recording import scope
 
 MAX_TOTAL = 2**31 - 1  # elements of a flat buffer, which kernels count in int32
 ALIGNMENT = 64  # elements between parameter starts: 256 bytes, so that every view takes vector loads (and TMA)

@@ -14,22 +14,24 @@ import contextlib
 
 from . import tensor
 from .loans import again as again_over_loans
-from .tensor import Slots, Tape, Tensor, scope
+from .recording import scope, tapes, unwanted_from
+from .slots import Slots
+from .tensor import Tape, Tensor
 
 
 def recompute(module, *arguments, **options):
     """`module.forward`, which returns a tensor or a list; its intermediate results are not kept."""
     plain = type(module).forward
-    tape = tensor._active[-1] if tensor._active else None
+    tape = tapes[-1] if tapes else None
     if tape is None or tape.check_finite or not _has_gradients(module, arguments, options):
         # check_finite: name a fault where it arises
         return plain(module, *arguments, **options)
     over_loans = again_over_loans()
-    tensor._active.append(None)  # nothing is recorded
+    tapes.append(None)  # nothing is recorded
     try:
         result = plain(module, *arguments, **options)
     finally:
-        tensor._active.pop()
+        tapes.pop()
     results = [result] if isinstance(result, Tensor) else result
     outputs = [Tensor(part.data, requires_grad=True, statistics=part.statistics) for part in results]
 
@@ -56,7 +58,7 @@ def recompute(module, *arguments, **options):
 def without_result(module):
     """Context in which the product that a module ends in need not be computed."""
     weight = module.ends_in and getattr(module, module.ends_in).weight
-    return contextlib.nullcontext() if weight is None else tensor.unwanted_from(weight)
+    return contextlib.nullcontext() if weight is None else unwanted_from(weight)
 
 
 def _has_gradients(module, *inputs):

@@ -5,7 +5,9 @@ from ... import kernels as K
 from ...device import AnyArray
 from ...dtypes import is_half
 from ...kernels.attention import HEAD_SIZES, flash_attention_supports
-from ..tensor import Parameter, Tensor, is_recording, record
+from ..parameter import Parameter
+from ..recording import is_recording
+from ..tensor import Tensor, record
 from .elementwise import cast
 from .gradients import gradient_of, trains
 

@@ -3,7 +3,9 @@
 from ... import kernels as K
 from ...kernels.versions import capped
 from .. import float8
-from ..tensor import Parameter, Tensor, is_recording, record
+from ..parameter import Parameter
+from ..recording import is_recording
+from ..tensor import Tensor, record
 from .elementwise import gelu, swiglu
 from .gradients import gradients_of, put_aside, trains
 from .modulation import layer_scale, layer_scale_gradient

@@ -4,7 +4,7 @@ A `Parameter` that is frozen, or absent (None), has no gradient to add to. One t
 written by the first backward and added to by later ones (`Parameter.grad_to_fill`). Those of linear layers whose
 gradients come together are put aside (../together.py).
 """
-from ..tensor import is_recording
+from ..recording import is_recording
 from ..together import joined
 
 

@@ -1,7 +1,8 @@
 """How a vector steers a block: the DiT's adaptive norms and gates, and ConvNeXt's learned scale."""
 from ... import kernels as K
 from .. import float8
-from ..tensor import Parameter, Tensor, record, record_parts
+from ..parameter import Parameter
+from ..tensor import Tensor, record
 from .gradients import gradient_of, trains
 
 
@@ -45,7 +46,7 @@ def gate_adaln(x: Tensor, h: Tensor, gate: Tensor, shift: Tensor | None, scale: 
                                                        x=kept_x)
         return dx, dh, dgate, *(others if has_shift else others[1:])
 
-    return record_parts("gate_adaln", [z, y], (x, h, gate, shift, scale) if has_shift else (x, h, gate, scale),
+    return record("gate_adaln", [z, y], (x, h, gate, shift, scale) if has_shift else (x, h, gate, scale),
                         backward, has_parameters=trains(weight))
 
 

@@ -6,7 +6,9 @@ from ... import kernels as K
 from ...device import AnyArray
 from ...dtypes import is_half
 from .. import float8
-from ..tensor import Parameter, Tensor, is_recording, record, record_parts
+from ..parameter import Parameter
+from ..recording import is_recording
+from ..tensor import Tensor, record
 from ..together import together as grouped
 from .gradients import gradients_of, put_aside, trains
 from .movement import columns
@@ -56,7 +58,7 @@ def linear_group(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]]) -> li
         return (K.linear_group_backward(dys, saved, [(w.data, b.data) for w, b in layers], gradients,
                                         accumulate=accumulate),)
 
-    return record_parts("linear_group", K.linear_group_forward(saved, [(w.data, b.data) for w, b in layers]), (x,),
+    return record("linear_group", K.linear_group_forward(saved, [(w.data, b.data) for w, b in layers]), (x,),
                         backward, has_parameters=trains(*(parameter for layer in layers for parameter in layer)))
 
 
@@ -117,7 +119,7 @@ def stack_columns(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]], coun
         return backward
 
     for size in runs:
-        yield record_parts("columns", parts[count * first:count * (first + size)], (y,),
+        yield record("columns", parts[count * first:count * (first + size)], (y,),
                            backward_of(layers[first:first + size], first), has_parameters=True)
         first += size
 

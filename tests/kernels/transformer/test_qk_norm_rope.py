@@ -6,7 +6,8 @@ from numdiff.kernels.transformer.qk_norm_rope import cpu, reference
 from numdiff.kernels.transformer.qk_norm_rope import launcher as Q
 from numdiff.nn import functional as F
 from numdiff.nn.layers import Linear
-from numdiff.nn.tensor import Parameter, Tape, Tensor
+from numdiff.nn.parameter import Parameter
+from numdiff.nn.tensor import Tape, Tensor
 from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 # B, T, heads, HS
