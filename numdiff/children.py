@@ -36,9 +36,9 @@ def module_path():
 def python_command(code, *arguments):
     """The command of a process that runs Python code, `numdiff` imported, with these arguments in `sys.argv[1:]`."""
     found = json.dumps([module_path(), site.ENABLE_USER_SITE, str(PACKAGE)])
-    return [sys.executable, "-I", "-c", START + code, found, *map(str, arguments)]
+    return [sys.executable or "", "-I", "-c", START + code, found, *map(str, arguments)]
 
 
 def script_command(path, *arguments):
     """The command of a process that runs a file, which imports the standard library alone; it starts faster."""
-    return [sys.executable, "-I", "-S", str(path), *map(str, arguments)]
+    return [sys.executable or "", "-I", "-S", str(path), *map(str, arguments)]
