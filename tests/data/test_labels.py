@@ -9,6 +9,8 @@ import pytest
 
 from numdiff.data import folders, open_dataset
 from numdiff.data.importers import import_dataset
+from numdiff.data.importers import labels as labels_module
+from numdiff.data.importers import tree as tree_module
 from numdiff.data.importers.tree import Zip
 from numdiff.errors import NumdiffError, UsageError
 from tests.data.sources import colours, contents, fill, png, zipped
@@ -426,3 +428,22 @@ def test_training_names_the_command_that_has_the_options(tmp_path, monkeypatch, 
         open_dataset(fill(tmp_path / "s", {"a/1.png": PICTURE, "c/2.png": PICTURE, "3.png": PICTURE}))
     open_dataset(fill(tmp_path / "t", {"train/1.png": PICTURE, "val/2.png": PICTURE})).close()
     assert "add --labels none (options of `numdiff data import" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name, line, message", [
+    ("labels.csv", b"9.png,a\n", "more than 18 lines for 4 images"), ("labels.csv", b"\n", "more than 18 lines"),
+    ("labels.jsonl", b'{"file": "9.png", "label": 1}\n', "more than 10 lines"), ("labels.jsonl", b"{}\r", "than 10 lines"),
+    ("labels.json", b"[", "more than 10 values"), ("labels.json", b"{}, ", "more than 10 values")])
+def test_labels_files_without_end(packed, out, monkeypatch, name, line, message):
+    """64 MB of them are 64 kB in a zip, and would take a minute or gigabytes."""
+    monkeypatch.setattr(labels_module, "MAXIMUM_LINES", 10)
+    monkeypatch.setattr(labels_module, "MAXIMUM_VALUES", 10)
+    with pytest.raises(UsageError, match=message):
+        imported(packed, out, {**pictures(4), name: line * 50})
+
+
+def test_metadata_files_are_small_together(packed, out, monkeypatch):
+    monkeypatch.setattr(tree_module, "MAXIMUM_LABELS_BYTES", 40)
+    files = {f"{i}/1.png": PICTURE for i in range(3)}
+    with pytest.raises(UsageError, match="have 75 bytes, more than the 40 that are read"):
+        imported(packed, out, {**files, **{f"{i}/metadata.csv": b"file_name,label\n1.png,a\n" for i in range(3)}})

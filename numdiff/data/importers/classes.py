@@ -82,6 +82,8 @@ def label_text(value):
 
 def check_names(names, where):
     """Names of classes from a list in a file, which must be visible and differ; `where` names the list in messages."""
+    if len(names) > MAXIMUM_CLASSES:
+        raise UsageError(f"{where} has {len(names):,} names, more than {MAXIMUM_CLASSES:,} classes: check it.")
     seen = {}
     for i, name in enumerate(names):
         if isinstance(name, bool) or not isinstance(name, str | int) or is_missing(name):

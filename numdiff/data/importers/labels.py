@@ -31,6 +31,8 @@ LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target",
 SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval")
 ODD = ("thumbnails", "thumbs", "masks", "annotations", "labels", "cache", "tmp", "temp", "trash", "backup")
 LINE_LETTERS = 1 << 20  # of a table
+MAXIMUM_VALUES, MAXIMUM_COLUMNS = 5_000_000, 10_000  # of a .json; of ImageNet's 1.3 million images 4 million
+MAXIMUM_LINES = 2_000_000  # of a .jsonl, and of a table beyond two for each image
 LINE = re.compile(rf"[^\r\n]{{0,{LINE_LETTERS + 1}}}(?:\r\n|\r|\n|)")
 
 
@@ -291,29 +293,48 @@ class _Twice(ValueError):
 def _object(pairs):
     found = {}
     for name, value in pairs:
-        if repr(found.setdefault(name, value)) != repr(value):
+        if name in found and repr(found[name]) != repr(value):
             raise _Twice(f"{short(name)} stands twice in it, with {short(found[name])} and {short(value)}")
+        found[name] = value
     return found
 
 
+DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
 def _loads(path, text):
+    if sum(text.count(mark) for mark in ",[{") > MAXIMUM_VALUES:  # an empty list of two letters takes 64 bytes
+        raise UsageError(f"{path} has more than {MAXIMUM_VALUES:,} values: write the labels as labels.csv.")
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        return DECODER.decode(text)
     except _Twice as error:
         raise UsageError(f"{path} gives two labels: {error}; remove one.") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid JSON ({error}): fix it, or add --labels none.") from None
 
 
+class _Lines:
+    """The objects of a text with one on each line, parsed again by each iteration, as all would take much memory."""
+
+    def __init__(self, path, text):
+        self.path, self.text = path, text
+
+    def __iter__(self):
+        for number, line in enumerate(LINE.finditer(self.text), 1):
+            if line[0].strip():
+                row = _loads(f"line {number:,} of {self.path}", line[0])
+                if not isinstance(row, dict):
+                    raise _unknown_form(self.path)
+                yield row
+
+
 def _parse_lines(path, text, strict):
     """JSON, one object a line."""
-    rows = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            rows.append(_loads(f"line {number:,} of {path}", line))
-    if not rows:
+    if not text.strip():
         raise UsageError(f"{path} is empty: write a line for every image, or add --labels none.")
-    table = _parse_rows(path, rows, strict)
+    if max(map(text.count, "\r\n")) > MAXIMUM_LINES:
+        raise UsageError(f"{path} has more than {MAXIMUM_LINES:,} lines: write the labels as labels.csv.")
+    table = _parse_rows(path, _Lines(path, text), strict)
     if table is None:
         raise _unknown_form(path)
     return table
@@ -334,7 +355,8 @@ def _parse_json(path, text, strict):
         if odd:
             raise UsageError(f"{path} has {short(odd[0])} where the name of a file should be: fix it.")
         return Table(data, classes)
-    table = _parse_rows(path, data, strict)
+    rows = isinstance(data, list) and data and all(isinstance(row, dict) for row in data)
+    table = _parse_rows(path, data, strict) if rows else None
     if table is None:
         raise _unknown_form(path)
     if not isinstance(table, str):
@@ -348,21 +370,28 @@ def _unknown_form(path):
 
 
 def _parse_rows(path, rows, strict):
-    """The `Table` of a list of objects, each of one file; None where it is none."""
-    if not (isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)):
-        return None
-    keys = list(dict.fromkeys(name for row in rows for name in row))
+    """The `Table` of objects, each of one file, which are iterated twice; None where it is none."""
+    keys = {}
+    for row in rows:
+        keys.update(dict.fromkeys(row))
+        if len(keys) > MAXIMUM_COLUMNS:
+            return None
+    keys = list(keys)
     columns = _columns(path, [name.strip().lower() for name in keys], strict)
     if isinstance(columns, str):
         return columns
     file, label, notes = columns
     if label is None:
         return None
-    wrong = [row.get(keys[file]) for row in rows if isinstance(row.get(keys[file]), bool)
-             or not isinstance(row.get(keys[file]), str | int)]
-    if wrong:
-        raise UsageError(f"{path} has {short(wrong[0])} where the name of a file should be: fix it.")
-    return Table([(row[keys[file]], row.get(keys[label])) for row in rows], None, notes)
+
+    def pairs():
+        for row in rows:
+            name = row.get(keys[file])
+            if isinstance(name, bool) or not isinstance(name, str | int):
+                raise UsageError(f"{path} has {short(name)} where the name of a file should be: fix it.")
+            yield name, row.get(keys[label])
+
+    return Table(pairs(), None, notes)
 
 
 def _parse_table(path, text, find, strict):
@@ -388,7 +417,9 @@ def _rows(path, text, find, strict, notes):
     unread = [0]  # letters since the last row
 
     def lines():
-        for line in LINE.finditer(text):
+        for number, line in enumerate(LINE.finditer(text)):
+            if number > MAXIMUM_LINES + 2 * len(find.names):
+                raise UsageError(f"{path} has more than {number:,} lines for {len(find.names):,} images: check it.")
             unread[0] += len(line[0])
             if unread[0] > LINE_LETTERS:
                 raise csv.Error(f"a line of more than {LINE_LETTERS:,} letters")

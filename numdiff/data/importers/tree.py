@@ -248,8 +248,8 @@ def _label(tree, pictures, labels, order):
         return label_files.from_file(pictures, found, _text_in(tree, found), base, order), [found]
     metadata, notes = _find_metadata(tree)
     if metadata:
-        result, read, more = label_files.from_metadata(pictures, [(name, _text_in(tree, name)) for name in metadata],
-                                                       order)
+        texts = [(name, _text_in(tree, name)) for name in _not_too_large(tree, metadata)]
+        result, read, more = label_files.from_metadata(pictures, texts, order)
         notes += more
         if result is not None:
             result.notes = notes + result.notes
@@ -296,6 +296,16 @@ def _find_labels_file(tree, pictures):
             return found[0] if found else None
         folder = folder.rstrip("/")
         folder = folder[:folder.rindex("/") + 1] if "/" in folder else ""
+
+
+def _not_too_large(tree, names):
+    """Names of labels files, if all together may be read."""
+    with damage_named(tree.path):
+        size = sum(tree.size(name) for name in names)
+    if size > MAXIMUM_LABELS_BYTES:
+        raise UsageError(f"the metadata files of {str(tree.path)!r} have {size:,} bytes, more than the "
+                         f"{MAXIMUM_LABELS_BYTES:,} that are read: write the labels as one labels.csv.")
+    return names
 
 
 def _text_in(tree, name):
