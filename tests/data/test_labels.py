@@ -432,7 +432,7 @@ def test_training_names_the_command_that_has_the_options(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("name, line, message", [
     ("labels.csv", b"9.png,a\n", "more than 18 lines for 4 images"), ("labels.csv", b"\n", "more than 18 lines"),
-    ("labels.jsonl", b'{"file": "9.png", "label": 1}\n', "more than 10 lines"), ("labels.jsonl", b"{}\r", "than 10 lines"),
+    ("labels.jsonl", b'{"file": "9.png", "label": 1}\n', "more than 10 lines"), ("labels.jsonl", b"{}\r", "10 lines"),
     ("labels.json", b"[", "more than 10 values"), ("labels.json", b"{}, ", "more than 10 values")])
 def test_labels_files_without_end(packed, out, monkeypatch, name, line, message):
     """64 MB of them are 64 kB in a zip, and would take a minute or gigabytes."""

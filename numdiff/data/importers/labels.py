@@ -417,9 +417,10 @@ def _rows(path, text, find, strict, notes):
     unread = [0]  # letters since the last row
 
     def lines():
+        most = MAXIMUM_LINES + 2 * len(find.names)
         for number, line in enumerate(LINE.finditer(text)):
-            if number > MAXIMUM_LINES + 2 * len(find.names):
-                raise UsageError(f"{path} has more than {number:,} lines for {len(find.names):,} images: check it.")
+            if number > most:
+                raise UsageError(f"{path} has more than {most:,} lines for {len(find.names):,} images: check it.")
             unread[0] += len(line[0])
             if unread[0] > LINE_LETTERS:
                 raise csv.Error(f"a line of more than {LINE_LETTERS:,} letters")
