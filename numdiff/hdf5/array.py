@@ -15,6 +15,7 @@ from .lzf import unpack_lzf
 from .structure import UNDEFINED
 
 MAX_CHUNK_BYTES = 512 << 20
+MAX_WHOLE = 256 << 20  # bytes that `all` unpacks of any file; of a larger one four times its size more
 MAX_CHUNKS = 1 << 22
 MAX_PACKED = 1100  # gzip packs at most 1032 bytes into one, lzf 88
 CACHE_BYTES = 32 << 20  # of unpacked chunks, or the last one: rows are not read in the portions in which they lie
@@ -89,7 +90,9 @@ class Array:
         return out
 
     def all(self):
-        """All values."""
+        """All values; a `Refused` where they take far more memory than the file."""
+        if self.nbytes > MAX_WHOLE + 4 * self._file.size:
+            raise Refused(f"`{self.name}` in it unpacks to {self.nbytes:,} bytes")
         if self.shape == ():
             return self._as_row().reshape(())
         return self.read(0, len(self))

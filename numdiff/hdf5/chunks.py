@@ -111,6 +111,8 @@ def _by_place(source, layout, grid, count, filtered):
     """Of an index whose entries name the chunks' places."""
     rank = len(grid)
     if layout.index == TREE_1:  # size, mask, offset along each axis and within a value; address
+        if count * (24 + 8 * rank) > source.size:
+            raise Refused("an index of chunks in it is larger than the file")
         parts, have = [], 0
         for entries in old_tree(source, layout.address, 1, 8 + 8 * (rank + 1)):
             parts.append(entries)
