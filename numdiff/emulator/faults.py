@@ -68,6 +68,9 @@ class KernelFault(NumdiffError):
         super().__init__(f"kernel {kernel} has {count} fault{'s' if count > 1 else ''}:\n"
                          + "\n".join(str(f) for f in self.faults))
 
+    def __reduce__(self):  # to another process, as those of multiprocessing and pytest-xdist
+        return type(self), (self.kernel, self.faults)
+
 
 class Unsupported(NumdiffError):
     """A kernel uses something that the emulator does not know."""
