@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import UsageError
 from .arguments import why_refused
 from .device_arrays import EmulatedArray
 from .faults import LaunchRefused, Unsupported
@@ -272,6 +273,13 @@ def _imported_by_name(ids):
                 _SEEN[module] = len(names)
 
 
+def refuse_simulator(cuda):
+    """Raise a `UsageError` where Numba's simulator has taken the place of the module `numba.cuda`, or None."""
+    if cuda is not None and str(getattr(cuda.jit, "__module__", "")).startswith("numba.cuda.simulator"):
+        raise UsageError("NUMBA_ENABLE_CUDASIM is set, so Numba's simulator stands in for its CUDA compiler: unset it; "
+                         "numdiff's emulator, which runs kernels without a GPU, needs no such variable.")
+
+
 @contextlib.contextmanager
 def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", float64=None, break_at=None,
            recorder=None, tracer=None, patience=5.0):
@@ -296,6 +304,7 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
         setattr(owner, name, value)
 
     def patch_all(module):
+        refuse_simulator(module)
         numba = sys.modules["numba"]
         news = [(module, name, value) for name, value in _replacements(machine, module).items()
                 if name in module.__dict__]
