@@ -162,12 +162,12 @@ class Heap:
         return 13 + self._offset_bytes + (4 if self._flags & 2 else 0)
 
     def _block_of(self, offset):
-        """(offset, bytes) of the block that an offset in the heap lies in."""
+        """(offset, bytes) of the block that holds an offset in the heap."""
         address, rows, start = self._root, self._rows, 0
         if rows == 0:
             return 0, self._direct(address, self._first, 0)
         direct_rows = self._most.bit_length() - self._first.bit_length() + 2
-        while True:  # each turn is in a smaller block
+        while True:  # each iteration descends into a smaller block
             block = self._indirect(address, rows, start, direct_rows)
             row, row_start, size = 0, start, self._first
             while row < rows and offset >= row_start + self._width * size:
