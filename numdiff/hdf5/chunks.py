@@ -18,7 +18,7 @@ PARAMETER_BYTES = {SINGLE: 0, IMPLICIT: 0, FIXED: 1, EXTENSIBLE: 5, TREE_2: 6}
 
 
 class Chunked(NamedTuple):
-    """How a dataset is stored in chunks. shape and nbytes: of a chunk; index: the kind of its index, which is at `address`;
+    """How a dataset is stored in chunks. shape and nbytes: of a chunk; index, address: the kind and place of its index;
     single: (size, filter mask) of the only chunk, where it is packed."""
 
     shape: tuple
