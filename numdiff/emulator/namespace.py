@@ -19,6 +19,7 @@ from .functions import MATH, EmulatedMath
 from .libdevice import Libdevice
 from .overloads import overloaded, overloads_of
 from .values import dtype_of, scalar, type_named
+from .vectors import vector_types
 from .whole_arrays import WHOLE
 
 TWINS = {}  # id of an intrinsic -> (intrinsic, its twin)
@@ -345,7 +346,7 @@ def emulated_cuda(machine):
 
     from .warp import warp_functions
     namespace = {
-        **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), load_hinted),
+        **vector_types(), **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), load_hinted),
         **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), store_hinted),
         "threadIdx": t, "blockIdx": b, "blockDim": bd, "gridDim": gd, "warpsize": WARP, "grid": grid,
         "gridsize": gridsize, "syncthreads": syncthreads, "syncthreads_count": syncthreads_count,
