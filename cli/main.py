@@ -179,9 +179,6 @@ class Commands(Group):
         except BrokenPipeError:
             raise  # click exits quietly when a reader such as `head` has gone
         except OSError as error:
-            from numdiff.errors import why_no_process
-            if why := why_no_process(error):
-                raise Failure(why) from error
             if error.strerror is None:
                 raise
             where = f"{error.filename}: " if error.filename else ""
@@ -191,9 +188,7 @@ class Commands(Group):
                 reason = REASONS[error.errno]
             raise Failure(f"{where}{reason}.") from error
         except Exception as error:
-            from numdiff.errors import NumdiffError, why_no_process
-            if why := why_no_process(error):
-                raise Failure(why) from error
+            from numdiff.errors import NumdiffError
             if not isinstance(error, NumdiffError):
                 raise
             raise Failure(error, error.exit_code) from error

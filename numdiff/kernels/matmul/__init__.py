@@ -9,8 +9,10 @@
     vectorised.py       v4 vectorised: 16-byte loads, 8 × 8 outputs a thread, the next tile prefetched
     split_k.py          a long sum shared by many blocks
     mma.py              v5 mma: float16 on the tensor cores of sm_80 and later: mma.sync, ldmatrix, cp.async
+    mma_levels/         the ladder of mma.sync: one idea a level, on the way to v5
     mma_layout.py       its tiles, constants and arguments
     mma_epilogues.py    what becomes of its sums: float16 or float32, a residual, GELU
+    mma_group.py        the gradients of several weights in one launch of it, from a table of units
     split_half.py       sums of these products in slices: float32 results, and the pass that adds slices up
     tf32.py             v5 tf32: float32 on the same units, rounded to tf32 on the way, where the device's switch is on
     levels/             the Hopper ladder: one idea a level, on the way to v6

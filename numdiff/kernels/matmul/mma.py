@@ -35,12 +35,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, int64, launch, opaque, uint32
+from ...device import copy_into, cuda, empty, float32, int32, int64, launch, opaque, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.eight import array_of, prefetch_l2
 from ...device.half import in_bfloat16
 from ...device.requires import requires
 from ...device.specialise import Variants, specialise
-from ...device.tensor_core import mma_m16n8k16_into
+from ...device.tensor_core import load_words4, mma_m16n8k16_into
 from ...device.tiles import (
     a_across,
     a_along_k,
@@ -67,16 +68,23 @@ from .mma_layout import (
     B_ROW,
     BK,
     COLUMNS,
+    END,
     END_NAMES,
+    FIELDS,
+    GELU,
     GROUP,
+    GROUPED,
     LAST_STAGE,
     PENDING,
     PLAIN,
+    PREFETCHES,
+    PRODUCTS,
     ROW_SUMS,
     ROWS,
     STAGE_BYTES,
     STAGES,
     SUMS,
+    THREADS,
     TILE_M,
     TILE_N,
     TILES,
@@ -92,27 +100,34 @@ from .split_half import add_partials, unused
 
 
 class Unit(NamedTuple):
-    """What a block multiplies: of which matrix, which slice, the first row and column, k from where to where."""
+    """What a block multiplies: of which matrix of a batch, or product of a group; the first row and column; k from
+    where to where; which slice, or where a group's partial sums go, -1 if they are the result; the product's extents.
+    """
 
     matrix: int
-    part: int
     row: int
     column: int
     k: int
     k_end: int
+    part: int
+    M: int
+    N: int
 
 
 class Ahead(NamedTuple):
-    """Where a thread's copies are: the unit; its k; the elements of A and B that are copied next; rows of A and B (or
-    with an operand across k, columns) that tell what lies outside."""
+    """Where a thread's copies are: the unit and its k; the elements of A and B that are copied next; its first row of A
+    and of B (of an operand across, the k where its column ends: 0 beyond the last column); extents."""
 
     unit: int
+    matrix: int
     k: int
     k_end: int
     a_at: int
     b_at: int
     a_first: int
     b_first: int
+    M: int
+    N: int
 
 
 class Fragments(NamedTuple):
@@ -143,6 +158,8 @@ def quotient(a, b, inverse):
 @cuda.jit(device=True, forceinline=True)
 def unit_of(number, work):
     """The `Unit` with this number; one beyond the last has no k."""
+    if GROUPED:
+        return unit_in_table(number, work)
     matrix, part, tile = int32(0), int32(0), int32(number)
     if work.parts > 1:
         part, tile = quotient(tile, work.tiles, work.inverse_tiles)
@@ -160,30 +177,42 @@ def unit_of(number, work):
     k_end = int32(min(int32(k + work.slice_length), int32(work.K)))
     if number >= work.units:
         k_end = k
-    return Unit(matrix, part, int32(int32(first + row) * TILE_M), int32(column * TILE_N), k, k_end)
+    return Unit(matrix, int32(int32(first + row) * TILE_M), int32(column * TILE_N), k, k_end, part, int32(work.M),
+                int32(work.N))
+
+
+@cuda.jit(device=True, forceinline=True)
+def unit_in_table(number, work):
+    matrix = row = column = k = k_end = part = M = N = uint32(0)
+    if number < work.units:
+        matrix, row, column, k = load_words4(work.table, number * FIELDS)
+        k_end, part, M, N = load_words4(work.table, number * FIELDS + 4)
+    return Unit(int32(matrix), int32(row), int32(column), int32(k), int32(k_end), int32(part), int32(M), int32(N))
 
 
 # From global to shared memory -----------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
-def start_of(matrix, first, k, extent, K, across, row_bytes, t):
-    """(element of a thread's first chunk at k, its first row or column) of an operand with `extent` rows in the tile's
-    direction."""
+def start_of(matrix, first, k, k_end, extent, K, across, row_bytes, t):
+    """(element of a thread's first chunk at k, what `Ahead` has as a_first) of an operand with `extent` rows in the
+    tile's direction."""
     chunks = row_bytes // 16
     row, chunk = int32(t // chunks), int32(t % chunks)
-    start = int64(matrix) * extent * K
+    start = int64(0) if GROUPED else int64(matrix) * extent * K
     if across:
-        return start + int64(k + row) * extent + first + 8 * chunk, int32(first + 8 * chunk)
-    return start + int64(first + row) * K + k + 8 * chunk, int32(first + row)
+        column = int32(first + 8 * chunk)
+        return start + int64(int32(k + row)) * extent + column, int32(k_end if column < extent else 0)
+    return start + int64(int32(first + row)) * K + int32(k + 8 * chunk), int32(first + row)
 
 
 @cuda.jit(device=True, forceinline=True)
 def ahead_at(number, work, t):
     """A thread's `Ahead` at the start of a unit."""
     unit = unit_of(number, work)
-    a_at, a_first = start_of(unit.matrix, unit.row, unit.k, work.M, work.K, A_ACROSS, A_ROW, t)
-    b_at, b_first = start_of(unit.matrix, unit.column, unit.k, work.N, work.K, B_ACROSS, B_ROW, t)
-    return Ahead(int32(number), unit.k, unit.k_end, int64(a_at), int64(b_at), a_first, b_first)
+    a_at, a_first = start_of(unit.matrix, unit.row, unit.k, unit.k_end, unit.M, work.K, A_ACROSS, A_ROW, t)
+    b_at, b_first = start_of(unit.matrix, unit.column, unit.k, unit.k_end, unit.N, work.K, B_ACROSS, B_ROW, t)
+    return Ahead(int32(number), unit.matrix, unit.k, unit.k_end, int64(a_at), int64(b_at), a_first, b_first, unit.M,
+                 unit.N)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -191,9 +220,10 @@ def advance(ahead, work, t):
     """One step along K, or to the next unit."""
     k = int32(ahead.k + BK)
     if k < ahead.k_end:
-        return Ahead(ahead.unit, k, ahead.k_end,
-                     int64(ahead.a_at + int64(BK) * (work.M if A_ACROSS else 1)),
-                     int64(ahead.b_at + int64(BK) * (work.N if B_ACROSS else 1)), ahead.a_first, ahead.b_first)
+        return Ahead(ahead.unit, ahead.matrix, k, ahead.k_end,
+                     int64(ahead.a_at + int64(BK) * (ahead.M if A_ACROSS else 1)),
+                     int64(ahead.b_at + int64(BK) * (ahead.N if B_ACROSS else 1)), ahead.a_first, ahead.b_first,
+                     ahead.M, ahead.N)
     return ahead_at(int32(ahead.unit + int32(cuda.gridDim.x)), work, t)
 
 
@@ -204,7 +234,7 @@ def fetch_operand(x, tile, at, first, k, k_end, extent, K, across, spread, row_b
     row, chunk = int32(t // chunks), int32(t % chunks)
     for i in range(copies):
         if across:
-            inside = int32(k + row + i * rows) < k_end and first < extent
+            inside = int32(k + row + i * rows) < first
             place, index = place_across(row, chunk, row_bytes) + i * rows * row_bytes, at + int64(i * rows) * extent
         else:
             inside = int32(first + i * rows) < extent and int32(k + 8 * chunk) < k_end
@@ -217,10 +247,13 @@ def fetch_operand(x, tile, at, first, k, k_end, extent, K, across, spread, row_b
 @cuda.jit(device=True, forceinline=True)
 def fetch(a, b, stage, ahead, work, t):
     """Start this thread's copies of both tiles, and make them a group."""
-    fetch_operand(a, stage, ahead.a_at, ahead.a_first, ahead.k, ahead.k_end, work.M, work.K, A_ACROSS, False, A_ROW,
-                  A_PASS, A_COPIES, t)
-    fetch_operand(b, int32(stage + A_BYTES), ahead.b_at, ahead.b_first, ahead.k, ahead.k_end, work.N, work.K, B_ACROSS,
-                  True, B_ROW, B_PASS, B_COPIES, t)
+    left, right = a, b
+    if GROUPED:
+        left, right = array_of(ahead.matrix, a), array_of(ahead.matrix, b)
+    fetch_operand(left, stage, ahead.a_at, ahead.a_first, ahead.k, ahead.k_end, ahead.M, work.K, A_ACROSS, False,
+                  A_ROW, A_PASS, A_COPIES, t)
+    fetch_operand(right, int32(stage + A_BYTES), ahead.b_at, ahead.b_first, ahead.k, ahead.k_end, ahead.N, work.K,
+                  B_ACROSS, True, B_ROW, B_PASS, B_COPIES, t)
     cp_async_commit()
 
 
@@ -290,6 +323,40 @@ def multiply(sums, f):
         multiply_rows(sums, 3 * ROW_SUMS, f.a3, f)
 
 
+@cuda.jit(device=True, forceinline=True)
+def prefetch_other(other, unit, t):
+    """Have what the epilogue reads brought into the L2 cache while the tile is multiplied: 64 elements each time."""
+    if END != PLAIN and END != GELU:
+        for i in range(PREFETCHES):
+            e = int32(t + i * THREADS)
+            row, column = int32(unit.row + e // (TILE_N // 64)), int32(unit.column + e % (TILE_N // 64) * 64)
+            if row < unit.M and column < unit.N:
+                prefetch_l2(other, (int64(unit.matrix) * unit.M + row) * unit.N + column)
+
+
+@cuda.jit(device=True, forceinline=True)
+def finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue):
+    """The epilogue of a warp's outputs."""
+    row, column = int32(warp_row + lane // 4), int32(warp_column + lane % 4 * 8)
+    if GROUPED:
+        partial = unit.part >= 0
+        c = array_of(int32(PRODUCTS) if partial else unit.matrix, arrays.c)
+        place = Place(int64(0), int32(unit.row + row), int32(unit.column + column), unit.M, unit.N)
+        if partial:  # whole tiles of their own
+            place = Place(int64(unit.part) * (TILE_M * TILE_N), row, column, int32(TILE_M), int32(TILE_N))
+        given, adds = Arrays(c, arrays.bias, c), not partial
+    else:
+        place = Place(int64(int32(unit.matrix + unit.part)) * unit.M * unit.N, int32(unit.row + row),
+                      int32(unit.column + column), unit.M, unit.N)
+        given, adds = arrays, True
+    biases = load_biases(given.bias, place, epilogue)
+    finish_rows(sums, 0, place, given, biases, epilogue, adds, lane)
+    finish_rows(sums, 1, place, given, biases, epilogue, adds, lane)
+    if ROWS > 32:
+        finish_rows(sums, 2, place, given, biases, epilogue, adds, lane)
+        finish_rows(sums, 3, place, given, biases, epilogue, adds, lane)
+
+
 # The kernel -----------------------------------------------------------------------------------------------------------
 
 @requires("8.0")
@@ -308,9 +375,10 @@ def gemm_mma(a, b, arrays, work, epilogue):
         ahead = advance(ahead, work, t)
     cp_async_wait(PENDING)  # this thread's copies of the first stage are there
     cuda.syncthreads()  # so are everybody's
-    while number < work.units:
+    unit = unit_of(number, work)
+    while unit.k < unit.k_end:
         f = load_fragments(int32(tiles + stage), 0, warp_row, warp_column, lane)
-        unit = unit_of(number, work)
+        prefetch_other(arrays.other, unit, t)
         for i in range(SUMS):
             sums[i] = float32(0)
         k = unit.k
@@ -331,26 +399,19 @@ def gemm_mma(a, b, arrays, work, epilogue):
             multiply(sums, g)
             ahead = advance(ahead, work, t)
             k = int32(k + BK)
-
-        place = Place(int64(int32(unit.matrix + unit.part)) * work.M * work.N, int32(unit.row + warp_row + lane // 4),
-                      int32(unit.column + warp_column + lane % 4 * 8), work.M, work.N)
-        biases = load_biases(arrays.bias, place, epilogue)
-        finish_rows(sums, 0, place, arrays, biases, epilogue, lane)
-        finish_rows(sums, 1, place, arrays, biases, epilogue, lane)
-        if ROWS > 32:
-            finish_rows(sums, 2, place, arrays, biases, epilogue, lane)
-            finish_rows(sums, 3, place, arrays, biases, epilogue, lane)
+        finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue)
         number = int32(number + int32(cuda.gridDim.x))
+        unit = unit_of(number, work)
     cp_async_wait(0)
 
 
-def make_kernel(tile, a_across, b_across, end):
+def make_kernel(tile, a_across, b_across, end, grouped=False):
     """The kernel for one tile, one case of transposes (across: contiguous along m or n) and one epilogue."""
     shape = "x".join(map(str, (*tile, TILES[tile].k, TILES[tile].stages)))
     case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}"
-    return specialise(gemm_mma, name=f"gemm_mma_{shape}_{case}_{END_NAMES[end]}", launch_bounds=(
+    return specialise(gemm_mma, name=f"gemm_mma_{shape}_{case}_{END_NAMES[end]}{'_group' * grouped}", launch_bounds=(
         threads_of(tile), TILES[tile].blocks), TILE_M=tile[0], TILE_N=tile[1], A_ACROSS=a_across, B_ACROSS=b_across,
-                      END=end)
+                      END=end, GROUPED=grouped)
 
 
 KERNELS = Variants(itertools.product(TILES, (False, True), (False, True), (PLAIN, ADDING)),
@@ -361,13 +422,17 @@ ACTIVATION_KERNELS = Variants(itertools.product(ACTIVATION_TILES, ACTIVATIONS), 
 
 def launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, tile, slices,
                activation="", other=None, keeps_u=True):
-    """As `launch_hopper`, for `batch` matrices; several slices of K only for one of float32.
+    """As `launch_hopper`, for `batch` matrices; several slices of K only for one, also of 16 bits.
 
     activation: "", or one of ACTIVATIONS, with `other` and keeps_u as there
     """
     work = work_of(batch, M, N, K, tile, slices)
     slices, nothing = work.slices, unused(a)
     biases, end = nothing if bias is None else bias, (float(alpha), int(bias is not None))
+    if slices > 1 and residual is not None:
+        if residual is not c:
+            copy_into(c, residual)
+        residual, accumulate = None, True
     target = empty((slices * M * N,), np.float32, like=a) if slices > 1 else c.reshape(-1)
     added = residual if residual is not None else c if accumulate and slices == 1 else None
     if activation:

@@ -9,7 +9,7 @@ SPREAD COLUMNS). So whatever an epilogue reads or writes moves in 16 bytes of fl
     GELU'           sum · GELU'(u); and GELU(u) in place of u, where it is wanted again
 
 READ NEXT
-    split_half.py
+    mma_group.py
 """
 from ...device import cuda, float32, int32, int64, uint32
 from ...device.eight import load8, store8
@@ -118,8 +118,11 @@ def finish_eight(sums, s, at, inside, added, bias, arrays, epilogue, lane):
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish_rows(sums, i, place, arrays, biases, epilogue, lane):
-    """A warp's rows 16 · i …: of each lane two, eight apart. First all loads, then all stores."""
+def finish_rows(sums, i, place, arrays, biases, epilogue, adds, lane):
+    """A warp's rows 16 · i …: of each lane two, eight apart. First all loads, then all stores.
+
+    adds: False: with ADDING nothing is added
+    """
     m, n, s = int32(place.row + 16 * i), place.column, i * ROW_SUMS
     at = place.start + int64(m) * place.N + n
     below = at + int64(8 * place.N)
@@ -127,7 +130,7 @@ def finish_rows(sums, i, place, arrays, biases, epilogue, lane):
     upper, lower = m < place.M, int32(m + 8) < place.M
     z = float32(0)
     r0 = r1 = r2 = r3 = z, z, z, z, z, z, z, z
-    if END != PLAIN and END != GELU:
+    if END != PLAIN and END != GELU and adds:
         r0 = load_where(arrays.other, at, first and upper)
         r1 = load_where(arrays.other, at + 32, second and upper)
         r2 = load_where(arrays.other, below, first and lower)

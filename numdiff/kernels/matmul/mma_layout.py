@@ -12,6 +12,8 @@ from ...device.specialise import Constant
 PLAIN, ADDING, GELU, GELU_GRADIENT, GELU_AGAIN_GRADIENT = range(5)  # what becomes of the accumulators
 END_NAMES = "plain", "adding", "gelu", "gelu_gradient", "gelu_again_gradient"
 ACTIVATIONS = {name: END_NAMES.index(name) for name in END_NAMES[GELU:]}
+FIELDS = 8  # of a unit in a table
+PRODUCTS = 4  # of a group, at most
 GROUP = 8  # rows of tiles that share a sweep over the columns, so that operands stay in the L2 cache
 
 
@@ -31,6 +33,9 @@ ACTIVATION_TILES = (128, 256), (128, 128)
 
 # Of each kernel: the tile of C, the case of transposes (across: contiguous along m or n), the epilogue
 TILE_M, TILE_N, A_ACROSS, B_ACROSS, END = Constant(), Constant(), Constant(), Constant(), Constant()
+GROUPED = Constant()  # whether units come from a table: mma_group.py
+THREADS = Constant(lambda TILE_M, TILE_N: threads_of((TILE_M, TILE_N)))
+PREFETCHES = Constant(lambda TILE_M, TILE_N, THREADS: TILE_M * TILE_N // 64 // THREADS)
 WARPS_N = Constant(lambda TILE_M, TILE_N: TILES[TILE_M, TILE_N].warps_n)
 BK = Constant(lambda TILE_M, TILE_N: TILES[TILE_M, TILE_N].k)
 STAGES = Constant(lambda TILE_M, TILE_N: TILES[TILE_M, TILE_N].stages)
@@ -70,9 +75,17 @@ class Work(NamedTuple):
     inverse_group: int
 
 
+class Group(NamedTuple):
+    """Units in a table, `FIELDS` int32 each: those of a `Unit` (mma.py). K: of all products."""
+
+    table: object
+    K: int
+    units: int
+
+
 class Arrays(NamedTuple):
     """c: the result, or partial sums of slices; bias (N,) float32; other, like c: what is added (a residual, or c
-    itself), GELU(c), or the u of GELU'(u)."""
+    itself), GELU(c), or the u of GELU'(u). With GROUPED c are the products' results and the parts of tiles."""
 
     c: object
     bias: object

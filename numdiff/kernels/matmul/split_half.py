@@ -11,6 +11,7 @@ import numpy as np
 
 from ...device import DeviceArray, cuda, float32, int32, launch, load4
 from ...device.limits import FULL_MASK
+from ...dtypes import is_half
 from ..second_pass import Sum, add_parts
 from .operands import Epilogue
 from .vectorised import write_four
@@ -83,10 +84,10 @@ def add_many_partials_kernel(partial, c, bias, slices, MN, N, epilogue):
 
 
 def add_partials(partial, c, slices, bias, alpha, has_bias, accumulate, row_sums=None, row_parts=0):
-    """c = or += alpha · the sum of `slices` partial results + bias, in float32; row_sums += that of its `row_parts`,
-    which come after the others."""
+    """c = or += alpha · the sum of `slices` partial results + bias, rounded once where c has 16 bits; row_sums += that
+    of its `row_parts`, which come after the others."""
     sums = []
-    if alpha == 1 and not has_bias:
+    if alpha == 1 and not has_bias and not is_half(c.dtype):
         sums.append(Sum(partial[:slices * c.size], slices, c, accumulate))
     else:
         kernel, outputs = add_partials_kernel, 4 * PARTIALS_BLOCK
