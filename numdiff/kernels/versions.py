@@ -47,7 +47,6 @@ NAMES = {
     "matmul_level": {"one-tile": 1, "double-buffered": 2, "warp-specialised": 3, "persistent": 4,
                      "tma-store": 5},
     "conv2d_level": {"shifted-boxes": 1, "halo": 2},
-    "qk_norm_rope": {"naive": 1, "fused": 2},
     "flash_attention": {"naive": 1, "register-tiled": 2, "mma": 3, "tf32-bf16": 4, "hopper": 5},
     "sla": {"naive": 1, "mma": 2, "product": 3}, "sla_backward": {"naive": 1, "mma": 2},
 }

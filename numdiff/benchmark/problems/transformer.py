@@ -5,7 +5,7 @@ from ...kernels import attention, quantise
 from ...kernels.attention import (
     sla,
 )
-from ...kernels.transformer import gate_adaln, qk_norm_rope
+from ...kernels.transformer import gate_adaln
 from .problem import HEAD, HEADS, TOKENS, D, N, T, half, integers, single
 
 
@@ -51,9 +51,3 @@ def add_problems(add, rng, labels):
         add(gate_adaln.gate_adaln_backward, note=note, **gradients, **seam, **given)
         add(gate_adaln.gate_adaln_forward, x=TOKENS, norm="rms", note=f"{note}, no gate", **alone, **given)
         add(gate_adaln.gate_adaln_backward, note=f"{note}, no gate", **gradients, **alone, **given)
-    turn = {"heads": HEADS, "q_weight": single(D // HEADS), "k_weight": single(D // HEADS),
-            "rotation": single(2, T, D // HEADS), "in_place": True}
-    add(qk_norm_rope.qk_norm_rope_forward, qkv=half(N, T, 3 * D), **turn, note="training")
-    add(qk_norm_rope.qk_norm_rope_forward, qkv=half(N, T, 3 * D), **turn, keeps=False)
-    add(qk_norm_rope.qk_norm_rope_backward, dy=half(N, T, 3 * D), kept=half(N, T, 2 * D), **turn,
-        dq_weight=single(D // HEADS), dk_weight=single(D // HEADS))

@@ -2,7 +2,7 @@
 import numpy as np
 
 from ..quantise import HISTORY, PARTIALS, scale_update
-from ..transformer import adaln, columns, qk_norm_rope
+from ..transformer import adaln, columns
 from ..transformer.gate_adaln import launcher as gate_adaln
 from ..transformer.gate_adaln.forward import EIGHT_KEYS, HALF_KEYS
 from ..transformer.gate_adaln.forward import KEYS as GATE_ADALN_KEYS
@@ -79,45 +79,6 @@ def seam_cases():
 
                 yield Case("gate_adaln_backward", inputs, in_two(run_back) if split else run_back,
                            **arguments | {"label": f"{label}{', of x' * of_x}"})
-
-
-def turn_cases():
-    """qk_norm_rope: heads that share a warp and heads that fill none; in place and not, norm and rotation alone."""
-    def given(a, norms, rotates):
-        weights = {"q_weight": a.q_weight, "k_weight": a.k_weight} if norms else {}
-        return {**weights, **({"rotation": a.rotation} if rotates else {})}
-
-    def case(shape, versions, norms, rotates, in_place, half):
-        B, T, heads, HS = shape
-        D = heads * HS
-
-        def inputs(rng):
-            made = (halves if half else normal)(qkv=(B, T, 3 * D), dy=(B, T, 3 * D), raw=(B, T, (2 if in_place else 3)
-                                                                                          * D))(rng)
-            return {**made, **normal(q_weight=(HS,), k_weight=(HS,), rotation=(2, T, HS), dq=(HS,), dk=(HS,))(rng)}
-
-        def forward(a, v):
-            y, kept = qk_norm_rope.qk_norm_rope_forward(a.qkv, heads, **given(a, norms, rotates), in_place=in_place,
-                                                        version=v)
-            return (y, kept) if norms else (y,)
-
-        def backward(a, v):
-            sums = {"dq_weight": a.dq, "dk_weight": a.dk} if norms else {}
-            dqkv = qk_norm_rope.qk_norm_rope_backward(a.dy, a.raw if norms else None, heads, **given(a, norms, rotates),
-                                                      **sums, in_place=in_place, version=v)
-            return (dqkv, a.dq, a.dk) if norms else (dqkv,)
-
-        label = (f"{heads} heads of {HS}{', in place' * in_place}{', no norm' * (not norms)}"
-                 f"{', no rotation' * (not rotates)}{', float16' * half}")
-        tolerance = HALF_TOLERANCE if half else 1e-5
-        yield Case("qk_norm_rope", inputs, forward, versions, tolerance, label)
-        yield Case("qk_norm_rope_backward", inputs, backward, versions, tolerance, label)
-
-    for arguments in (((2, 9, 2, 8), (1, 2), True, True, True, False), ((1, 3, 3, 6), (1,), True, True, False, False),
-                      ((1, 1, 4, 72), (2,), True, True, True, True), ((1, 1, 9, 128), (2,), True, False, False, False),
-                      ((1, 1, 5, 64), (2,), True, True, True, True), ((1, 1, 5, 64), (2,), True, False, False, False),
-                      ((1, 2, 2, 8), (1, 2), False, True, False, True)):
-        yield from case(*arguments)
 
 
 def norm_cases():
@@ -219,5 +180,4 @@ def eight_cases():
 def transformer_cases():
     yield from eight_cases()
     yield from seam_cases()
-    yield from turn_cases()
     yield from norm_cases()
