@@ -41,7 +41,7 @@ NAMES = {
     "depthwise_layernorm": {"apart": 1, "fused": 2},
     "fused": {**WIDE, "eight": 3},
 
-    "linear_group": {"naive": 1, "tiled": 2}, "gate_adaln": {"unfused": 1, "fused": 2},
+    "linear_group": {"naive": 1, "tiled": 2},
     "groupnorm": {**GROUPNORM, "known-statistics": 4}, "groupnorm_backward": GROUPNORM,
     "matmul_first": {"uncoalesced": 1, "coalesced": 2},
     "matmul_level": {"one-tile": 1, "double-buffered": 2, "warp-specialised": 3, "persistent": 4,

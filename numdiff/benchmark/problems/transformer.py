@@ -1,11 +1,10 @@
 """Problems of attention in one kernel, of the transformer's operations, and of several GPUs."""
 import numpy as np
 
-from ...kernels import attention, quantise
+from ...kernels import attention
 from ...kernels.attention import (
     sla,
 )
-from ...kernels.transformer import gate_adaln
 from .problem import HEAD, HEADS, TOKENS, D, N, T, half, integers, single
 
 
@@ -32,22 +31,3 @@ def add_problems(add, rng, labels):
         add(sla.sla_backward, versions=tuple(range(least, 3)), dy=half(1, length, width),
             qkv=half(1, length, 3 * width), y=half(1, length, width), kept=kept,
             dweight=single(head, head), dbias=single(head), **layer)
-    shift, amax = half(N, D), integers(np.zeros(quantise.PARTIALS), np.uint32)
-    add(gate_adaln.gate_adaln_forward, x=TOKENS, h=TOKENS, gate=shift, shift=shift, scale=shift)
-    add(gate_adaln.gate_adaln_backward, dz=TOKENS, dy=TOKENS, z=TOKENS, h=TOKENS, gate=shift, shift=shift,
-        scale=shift, mean=single(N * T), rstd=single(N * T))
-    add(gate_adaln.gate_adaln_backward, note="of x", dz=TOKENS, dy=TOKENS, z=None, h=TOKENS, gate=shift, shift=shift,
-        scale=shift, mean=single(N * T), rstd=single(N * T), x=TOKENS)
-    add(gate_adaln.gate_adaln_forward, versions=(2,), note="to E4M3", x=TOKENS, h=TOKENS, gate=shift, shift=shift,
-        scale=shift, into=[single(1), amax])
-    add(gate_adaln.gate_adaln_backward, versions=(2,), note="to E4M3", dz=TOKENS, dy=TOKENS, z=TOKENS, h=TOKENS,
-        gate=shift, shift=shift, scale=shift, mean=single(N * T), rstd=single(N * T), dh_into=[single(1), amax])
-    for note, given in (("RMSNorm", {"shift": shift}), ("RMSNorm, no shift", {"shift": None})):
-        given = {"scale": shift, "weight": single(D), **given}
-        back = {"rstd": single(N * T), "dweight": single(D)}
-        seam, alone = {"h": TOKENS, "gate": shift}, {"h": None, "gate": None}
-        gradients = {"dz": TOKENS, "dy": TOKENS, "z": TOKENS, "mean": None, **back}
-        add(gate_adaln.gate_adaln_forward, x=TOKENS, norm="rms", note=note, **seam, **given)
-        add(gate_adaln.gate_adaln_backward, note=note, **gradients, **seam, **given)
-        add(gate_adaln.gate_adaln_forward, x=TOKENS, norm="rms", note=f"{note}, no gate", **alone, **given)
-        add(gate_adaln.gate_adaln_backward, note=f"{note}, no gate", **gradients, **alone, **given)

@@ -31,7 +31,6 @@ from .products import grouped_cases, products_cases
 from .records import cases_of
 from .sla import sla_cases
 from .tf32 import tf32_cases
-from .transformer import transformer_cases
 
 ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads take turns; the first two always
 FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a version, after which the check continues
@@ -41,7 +40,7 @@ FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add
 load_all()
 CASES = [case for group in (
     fused_cases, norms_cases, products_cases, grouped_cases, convolutions_cases,
-    depthwise_cases, depthwise_layernorm_cases, transformer_cases, flash_cases, sla_cases, product_cases, stack_cases,
+    depthwise_cases, depthwise_layernorm_cases, flash_cases, sla_cases, product_cases, stack_cases,
     gradient_cases, convolution_cases, fp8_cases, quantise_cases, tf32_cases, level_cases) for case in group()]
 CASES += [case for record in OPERATIONS.values() for case in cases_of(record)]
 CASES += bfloat16_cases(CASES)
