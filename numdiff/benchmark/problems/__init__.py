@@ -40,7 +40,8 @@ def problems():
     for record in OPERATIONS.values():
         for problem in record.problems:
             if problem.measured:
-                add(record.call, versions=problem.versions, precision=problem.precision, note=problem.note,
+                versions = problem.versions and tuple(record.version(name).number for name in problem.versions)
+                add(record.call, versions=versions, precision=problem.precision, note=problem.note,
                     moved=problem.moved, **problem.arguments)
     return found
 

@@ -10,7 +10,7 @@ DETERMINISM
 SOURCE
     reference.py.
 READ NEXT
-    ../patchify.py
+    problems.py
 """
 import functools
 

@@ -5,7 +5,7 @@ SHAPES
 SOURCE
     plain bookkeeping; ../../problem.py says what a problem is.
 READ NEXT
-    launcher.py, whose records have them.
+    ../patchify.py
 """
 import functools
 
