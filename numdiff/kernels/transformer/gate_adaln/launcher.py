@@ -10,10 +10,8 @@ DETERMINISM
 SOURCE
     reference.py.
 READ NEXT
-    problems.py
+    ../patchify.py
 """
-import functools
-
 import numpy as np
 
 from ....device import empty, empty_like, is_device, launch, zeros
@@ -44,6 +42,7 @@ from .forward import (
     key_of,
     lanes_of,
 )
+from .problems import problems
 from .reference import gate_adaln_backward_cost, gate_adaln_forward_cost
 
 # What NumPy's arrays go to --------------------------------------------------------------------------------------------
@@ -108,15 +107,11 @@ def _check_backward(z, h, gate, shift, scale, weight, x):
     _check(x if z is None else z, h, gate, shift, scale, weight)
 
 
-def _problems(backward):
-    from .problems import problems  # they call the operations below
-    return problems(backward)
-
-
 # Operations -----------------------------------------------------------------------------------------------------------
 
 @operation(reference=forward_on_cpu, cost=gate_adaln_forward_cost, check=_check,
-           versions=_two_versions(FORWARD, lambda x: _lacks_room(x)), problems=functools.partial(_problems, False))
+           versions=_two_versions(FORWARD, lambda x: _lacks_room(x)),
+           problems=lambda: problems(gate_adaln_forward, False))
 def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="layer", into=None, version=None):
     """(z, y, mean (B·T,), rstd (B·T,)): z = x + gate · h and its norm, times weight · (1 + scale), plus shift.
 
@@ -150,7 +145,7 @@ def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="la
 
 @operation(reference=backward_on_cpu, cost=gate_adaln_backward_cost, check=_check_backward,
            versions=_two_versions(BACKWARD, lambda z, x: _lacks_room(x if z is None else z)),
-           problems=functools.partial(_problems, True), writes=("dweight",))
+           problems=lambda: problems(gate_adaln_backward, True), writes=("dweight",))
 def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None, dh_into=None, x=None,
                         version=None):
     """(dx, dh, dgate, dshift, dscale) from the gradients of z (None: nothing has arrived) and of y (None: so, too).

@@ -5,9 +5,10 @@ SHAPES
 SOURCE
     plain bookkeeping; ../../problem.py says what a problem is.
 READ NEXT
-    ../patchify.py
+    launcher.py, whose records have them.
 """
 import functools
+import sys
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from ...problem import Problem, half, numbers, positive, single
 from ...quantise import HISTORY, PARTIALS, scale_update
 from .. import columns
 from ..norms import NORMS
-from . import launcher
 from .forward import EIGHT_KEYS, HALF_KEYS, KEYS
 from .reference import gate_adaln_forward_reference
 
@@ -74,7 +74,7 @@ def both(shape, norm=PLAIN, gated=True, array=single, of_x=False, backward=True,
         yield True, backward_problem(shape, norm, gated, array, of_x=True, label=f"{label}, of x", **more)
 
 
-def each_kernel():
+def each_kernel(call):
     for gated in (True, False):
         yield from both((2, 3, 40), gated=gated, of_x=gated)
         yield from both((1, 3, 264), gated=gated, array=half)
@@ -93,8 +93,10 @@ def each_kernel():
 
 # Columns --------------------------------------------------------------------------------------------------------------
 
-def in_two(run):
+def in_two(call, run):
     """run() with two warps a block and two blocks an image."""
+    launcher = sys.modules[call.__module__]
+
     def forced(a, version):
         choose = launcher.choose_plan
 
@@ -110,19 +112,19 @@ def in_two(run):
     return forced
 
 
-def of_columns():
+def of_columns(call):
     """gate, shift and scale as columns of one array, whose gradients meet."""
     B, T, C = 2, 11, 16
     tokens = half(B, T, C)
     given = {"x": tokens, "h": tokens, "modulation": half(B, 3 * C)}
 
     def forward(a, version):
-        return launcher.gate_adaln_forward(a.x, a.h, *columns.columns_forward(a.modulation, 3), version=version)
+        return call(a.x, a.h, *columns.columns_forward(a.modulation, 3), version=version)
 
     def backward(a, version, of_x):
         gate, shift, scale = columns.columns_forward(a.modulation, 3)
-        dx, dh, *gradients = launcher.gate_adaln_backward(a.dz, a.dy, None if of_x else a.x, a.h, gate, shift, scale,
-                                                          a.mean, a.rstd, version=version, x=a.x if of_x else None)
+        dx, dh, *gradients = call(a.dz, a.dy, None if of_x else a.x, a.h, gate, shift, scale, a.mean, a.rstd,
+                                  version=version, x=a.x if of_x else None)
         return dx, dh, columns.join_columns(gradients, a.modulation.dtype)
 
     def derived(arrays):
@@ -132,12 +134,12 @@ def of_columns():
     yield False, Problem(f"{C} channels, float16", run=forward, **given, **more)
     for of_x in (False, True):
         yield True, Problem(f"{C} channels, float16{', of x' * of_x}", dz=tokens, dy=tokens, derived=derived,
-                            run=in_two(functools.partial(backward, of_x=of_x)), **given, **more)
+                            run=in_two(call, functools.partial(backward, of_x=of_x)), **given, **more)
 
 
 # Bytes for layers in FP8 ----------------------------------------------------------------------------------------------
 
-def of_eight():
+def of_eight(call):
     """Every kernel whose y, or dh, is bytes; with them the scale that their largest magnitude gives."""
     def inputs(rng, shape, norm):
         B, _, C = shape
@@ -160,13 +162,13 @@ def of_eight():
         return (a.unit, *(array for array in found if array is not None))
 
     def forward(a, version, norm):
-        return rounding(a, lambda into: launcher.gate_adaln_forward(
+        return rounding(a, lambda into: call(
             a.x, a.h, a.gate, a.shift if norm.shifted else None, a.scale, weight=a.weight if norm.weighted else None,
             norm=norm.kind, version=version, into=into))
 
     def backward(a, version, norm):
         more = {"weight": a.weight, "dweight": a.dweight} if norm.weighted else {}
-        return rounding(a, lambda into: launcher.gate_adaln_backward(
+        return rounding(a, lambda into: call(
             a.dz, a.dy, a.x, a.h, a.gate, a.shift if norm.shifted else None, a.scale, None if norm.rms else a.mean,
             a.rstd, version=version, dh_into=into, **more))
 
@@ -180,7 +182,7 @@ def of_eight():
 
 # Of a model's size ----------------------------------------------------------------------------------------------------
 
-def of_a_model():
+def of_a_model(call):
     """A DiT-B/2's, and with RMSNorm a LightningDiT-B/2's."""
     shape = 64, 256, 768
     amax = numbers(np.zeros(PARTIALS), np.uint32)
@@ -198,7 +200,7 @@ def of_a_model():
             yield True, backward_problem(shape, norm, gated, note=said, **given)
 
 
-def problems(backward):
-    """[Problem] of a direction."""
-    return [problem for group in (each_kernel, of_columns, of_eight, of_a_model) for is_backward, problem in group()
+def problems(call, backward):
+    """[Problem] of a direction, whose operation is `call`."""
+    return [problem for group in (each_kernel, of_columns, of_eight, of_a_model) for is_backward, problem in group(call)
             if is_backward == backward]
