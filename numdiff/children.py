@@ -25,12 +25,14 @@ spec.loader.exec_module(sys.modules["numdiff"])
 
 
 def module_path():
-    """This process's module path without the current folder."""
+    """This process's module path without the current folder, unless PYTHONPATH names that in full."""
+    named = {os.path.realpath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+             if os.path.isabs(folder)}
     current = None
     with contextlib.suppress(OSError):  # the folder has been removed
         current = os.path.realpath(os.getcwd())
     return [folder for folder in sys.path if isinstance(folder, str) and os.path.isabs(folder)
-            and os.path.realpath(folder) != current]
+            and (os.path.realpath(folder) != current or current in named)]
 
 
 def python_command(code, *arguments):

@@ -53,6 +53,10 @@ def test_what_this_process_finds_is_found(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
     command = python_command("import something; print(something.where)")
     assert run(command, tmp_path).stdout.strip() == str(tmp_path / "installed" / "something.py")
+    monkeypatch.chdir(tmp_path / "installed")
+    assert str(tmp_path / "installed") not in module_path()
+    monkeypatch.setenv("PYTHONPATH", f":{tmp_path / 'installed'}")  # with an empty entry, the current folder, too
+    assert str(tmp_path / "installed") in module_path()
     monkeypatch.setattr(children.os, "getcwd", lambda: os.stat(tmp_path / "removed"))
     assert str(tmp_path / "installed") in module_path()
 
