@@ -179,6 +179,9 @@ class Commands(Group):
         except BrokenPipeError:
             raise  # click exits quietly when a reader such as `head` has gone
         except OSError as error:
+            from numdiff.errors import why_no_process
+            if why := why_no_process(error):
+                raise Failure(why) from error
             if error.strerror is None:
                 raise
             where = f"{error.filename}: " if error.filename else ""
@@ -188,7 +191,9 @@ class Commands(Group):
                 reason = REASONS[error.errno]
             raise Failure(f"{where}{reason}.") from error
         except Exception as error:
-            from numdiff.errors import NumdiffError
+            from numdiff.errors import NumdiffError, why_no_process
+            if why := why_no_process(error):
+                raise Failure(why) from error
             if not isinstance(error, NumdiffError):
                 raise
             raise Failure(error, error.exit_code) from error

@@ -35,6 +35,14 @@ class TooManyElementsError(NumdiffError, ValueError):
     """An array has more elements than a kernel's 32-bit indices tell apart, or a grid more blocks than there may be."""
 
 
+def why_no_process(error):
+    """The sentence for an error of the system that allows no further thread or process; None for any other."""
+    if isinstance(error, BlockingIOError) or isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return ("this system allows this user no further threads or processes: raise the limit (ulimit -u), or end "
+                "other programs.")
+    return None
+
+
 @contextlib.contextmanager
 def of_option(option):
     """Context, or decorator, in which a `NumdiffError` that does not name the option gets its name in front."""

@@ -34,7 +34,7 @@ def progress_bar(total, what, unit, initial=0, keep=False, shown=None):
         shown = bool(sys.stderr and sys.stderr.isatty()) and os.environ.get("TERM") != "dumb"
         lines = None if shown else Lines(total, what, unit, initial)
     bar = ProgressBar(total=total, desc=what, unit=unit, initial=initial, leave=keep, disable=not shown,
-                      dynamic_ncols=True, file=sys.stderr, bar_format=LINE)
+                      dynamic_ncols=True, miniters=1, file=sys.stderr, bar_format=LINE)
     bar.lines = lines
     return bar
 
@@ -55,6 +55,7 @@ class ProgressBar(tqdm):
     """
 
     note, seconds, lines, _widest = "", None, None, 0
+    monitor_interval = 0  # no thread looks after it
     # tqdm's own is shared with processes: where those do not begin as forks (macOS, Python 3.14), making it starts
     # `python -c …`, which imports from the current folder
     _lock = threading.RLock()

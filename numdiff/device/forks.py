@@ -36,7 +36,7 @@ def can_fork():
 
 
 def sleeps(thread):
-    return thread.name.startswith(WORKER) or type(thread).__name__ == "TMonitor"  # tqdm's
+    return thread.name.startswith(WORKER) or type(thread).__name__ == "TMonitor"  # tqdm's, of another program's bars
 
 
 class Forks:

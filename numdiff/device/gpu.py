@@ -8,8 +8,9 @@ import functools
 import threading
 
 import numpy as np
-from numba import config, cuda
+from numba import cuda
 
+from ..emulator.host import refuse_simulator
 from ..errors import NumdiffError, OutOfMemoryError
 from .arena import Arena
 from .capability import MINIMUM_CAPABILITY, acting_capability, dotted, shared_of
@@ -20,6 +21,8 @@ from .gpu_launch import Launching
 from .gpu_shared import SharedArrays
 from .kernel_cache import KernelCache
 from .threads import PerThread
+
+refuse_simulator(cuda)  # at once: what follows cannot even be imported with it
 
 
 class Turn:
@@ -265,8 +268,6 @@ def gpu_count():
 @functools.cache
 def why_no_gpu():
     """None where a GPU can be used, else the reason in a few words."""
-    if config.ENABLE_CUDASIM:
-        return "NUMBA_ENABLE_CUDASIM is set"
     try:
         from cuda.bindings import driver
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Loops that Numba has compiled for the host's cores (`on_host`), kept on disk like kernels (kernel_cache.py).
 
-Numba's own cache unpickles what it finds in `NUMBA_CACHE_DIR`, whose ever it is, and raises where a file is damaged or
-the disk is full. This one has a file for each function and its types, in a folder that is this user's alone, with a
+Numba's own cache unpickles the files in `NUMBA_CACHE_DIR`, also another user's, and raises where one is damaged or the
+disk is full. This one has a file for each function and its types, in a folder that is this user's alone, with a
 checksum. Whatever is wrong with a file or with the folder, the loop is compiled again: all of a run's take 4 s.
 """
 import hashlib

@@ -39,6 +39,10 @@ class Linking:
             self._link(python, key, made)
         return self._functions[key][1]
 
+    def unchecked(self, function):
+        """A function of numbers as the host may call it, outside of any launch."""
+        return type(self)(self.cc, checks=False).function(function)
+
     def device_function(self, kernel):
         """As `function`; of one with signatures it converts what it is given and what it gives."""
         function, signatures = self.function(kernel), explicit_signatures(kernel)

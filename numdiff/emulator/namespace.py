@@ -16,8 +16,10 @@ from .arrays import CheckedArray, IntegerArray
 from .conversions import fma
 from .faults import Unsupported
 from .functions import MATH, EmulatedMath
+from .libdevice import Libdevice
 from .overloads import overloaded, overloads_of
 from .values import dtype_of, scalar, type_named
+from .vectors import vector_types
 from .whole_arrays import WHOLE
 
 TWINS = {}  # id of an intrinsic -> (intrinsic, its twin)
@@ -245,33 +247,6 @@ class EmulatedNumpy:
         return value
 
 
-class Libdevice:
-    """numba.cuda.libdevice: the fast_ functions and those that round, in the type of their argument."""
-
-    _NAMES = {"fast_expf": "exp", "fast_exp10f": "exp10", "fast_logf": "log", "fast_log2f": "log2",
-              "fast_log10f": "log10", "fast_sinf": "sin", "fast_cosf": "cos", "fast_tanf": "tan", "fast_powf": "pow"}
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        base = self._NAMES.get(name, name)
-        if name == "fast_fdividef":
-            return lambda a, b: a / b
-        if base.startswith(("fma", "fmaf")):
-            return lambda a, b, c: fma(a, b, c)
-        if base in ("rsqrtf", "rsqrt"):
-            return lambda a: a.__class__(1.0 / math.sqrt(float(a))) if a > 0 else a.__class__(math.inf)
-        if base in ("exp10", "exp10f"):
-            return functions.float_result(lambda x: 10.0 ** x)
-        for candidate in (base, base.removesuffix("f"), base.removesuffix("f").removesuffix("_rn")):
-            if hasattr(MATH, candidate):
-                return getattr(MATH, candidate)
-        if base.removesuffix("f") in ("fmin", "fmax"):
-            choose = min if "min" in base else max
-            return lambda a, b: b if a != a else a if b != b else choose(a, b)
-        raise Unsupported(f"the emulator does not know numba.cuda.libdevice.{name}")
-
-
 def _bits_of(value):
     """(value without sign, width) of an integer."""
     width = 64 if value.__class__ in (int, values.UInt64, bool) else 32
@@ -371,7 +346,7 @@ def emulated_cuda(machine):
 
     from .warp import warp_functions
     namespace = {
-        **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), load_hinted),
+        **vector_types(), **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), load_hinted),
         **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), store_hinted),
         "threadIdx": t, "blockIdx": b, "blockDim": bd, "gridDim": gd, "warpsize": WARP, "grid": grid,
         "gridsize": gridsize, "syncthreads": syncthreads, "syncthreads_count": syncthreads_count,

@@ -153,6 +153,9 @@ def test_help_loads_nothing_heavy():
      "model.\n"),
     (PermissionError(errno.EACCES, "Permission denied", "a.png"), 1,
      "Error: a.png: Permission denied; check the path and its permissions.\n"),
+    *((error, 1, "Error: this system allows this user no further threads or processes: raise the limit (ulimit -u), or "
+                 "end other programs.\n") for error in (
+        RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))),
 ])
 def test_errors_become_one_sentence(monkeypatch, error, exit_code, output):
     @click.command()

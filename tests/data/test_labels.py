@@ -445,5 +445,5 @@ def test_labels_files_without_end(packed, out, monkeypatch, name, line, message)
 def test_metadata_files_are_small_together(packed, out, monkeypatch):
     monkeypatch.setattr(tree_module, "MAXIMUM_LABELS_BYTES", 40)
     files = {f"{i}/1.png": PICTURE for i in range(3)}
-    with pytest.raises(UsageError, match="have 75 bytes, more than the 40 that are read"):
+    with pytest.raises(UsageError, match="have 72 bytes, more than the 40 that are read"):
         imported(packed, out, {**files, **{f"{i}/metadata.csv": b"file_name,label\n1.png,a\n" for i in range(3)}})

@@ -3,7 +3,7 @@ import enum
 
 import numpy as np
 import pytest
-from numba import cuda, float32, float64, int8, int32, int64, types
+from numba import cuda, float32, float64, int8, int32, int64, types, uint32
 from numba.cuda.extending import overload
 
 from numdiff import emulator
@@ -292,3 +292,27 @@ def test_overloads_by_type():
 
     with pytest.raises(Unsupported, match=r"no overload of stub takes \(array\(float64, 1d, C\)\)"):
         Emulator().launch(cuda.jit(wrong), 1, 1, y)
+
+
+@cuda.jit(device=True)
+def largest_of_four(value):
+    found = cuda.shared.array(4, uint32)
+    found[cuda.threadIdx.x] = value
+    cuda.syncthreads()
+    return max(found[0], found[1], found[2], found[3])
+
+
+@cuda.jit
+def largest_of_some(x, y):
+    """Threads without an element give a constant, the others a computed number: one type when compiled."""
+    most = uint32(0)
+    for i in range(cuda.threadIdx.x, x.size, 4):
+        most = x[i] & uint32(0x7FFFFFFF)
+    y[cuda.threadIdx.x] = largest_of_four(most)
+
+
+def test_a_shared_array_is_one_whatever_type_a_thread_holds_a_number_in():
+    y = np.zeros(4, np.uint32)
+    with emulator.device():
+        largest_of_some[1, 4](np.array([7, 5], np.uint32), y)
+    assert (y == 7).all()

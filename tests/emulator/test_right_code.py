@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 from numba import cuda, float32, int32
+from numba.cuda import int8x1
 
 from numdiff import emulator
 from numdiff.emulator import Emulator
@@ -97,6 +98,27 @@ def test_cache_hints(checks):
     if checks:
         with pytest.raises(emulator.KernelFault, match="bounds"):
             launch(kernel, 5, x, y)
+
+
+def test_vector_types():
+    from numba.cuda import stubs
+    names = {name for stub in stubs._vector_type_stubs for name in (stub.__name__, *stub.aliases)}
+    known = Emulator().resolver.cuda.__dict__
+    assert len(names) == 88 and names <= known.keys()
+
+    def kernel(y):
+        pair = cuda.float32x2(1, 2.5)
+        v = cuda.float4(pair, 3, int8x1(300))
+        y[0], y[1], y[2], y[3] = v.x, v.y, v.z, v.w
+        y[4] = cuda.uchar2(-1, 7).x
+    y = np.zeros(5)
+    launch(kernel, 1, y)
+    assert y.tolist() == [1, 2.5, 3, 44, 255]
+
+    def wrong(y):
+        y[0] = cuda.int3(1, 2).x
+    with pytest.raises(emulator.KernelFault, match="int32x3 takes 3 numbers, 2 were given"):
+        launch(wrong, 1, y)
 
 
 def test_methods_of_other_things_are_theirs():

@@ -59,7 +59,7 @@ def number_classes(values, order="numbers"):
     names = [groups[name][0].strip() if key(groups[name][0]) == name else name for name in ordered]
     merged = [texts for texts in groups.values() if len(texts) > 1]
     return Labelled(names, [index[found[text]] for text in spellings], in_words(names, numeric),
-                    [*_notes(ordered, merged)], merged)
+                    [*_notes(ordered, merged, spellings)], merged)
 
 
 def in_words(names, numeric):
@@ -127,7 +127,9 @@ def _refuse_gaps(groups):
                          "labels.")
 
 
-def _notes(names, merged):
+def _notes(names, merged, spellings):
+    if all(map(WHOLE.fullmatch, names)) and (dotted := next((text for text in spellings if "." in text), None)):
+        yield f"Whole numbers are named without a point: {dotted.strip()} is the class {_whole(key(dotted))}."
     if merged:
         shown = "; ".join(listed(texts) for texts in merged[:3]) + ("; …" if len(merged) > 3 else "")
         yield ("Labels that differ only in spaces around them, in Unicode's form or in .0 are one class "

@@ -3,6 +3,7 @@ import csv
 import json
 import posixpath
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -47,10 +48,11 @@ class Table:
 
 # Folders and file names ----------------------------------------------------------------------------------------------
 
-def from_folders(names, order="numbers", folders=()):
+def from_folders(names, order="numbers", folders=(), path=None):
     """The `Labelled` by the topmost level of folders that distinguishes the files; without classes where none does.
 
-    folders: the paths of all folders; one without images beside the class folders is a class, too
+    folders: the paths of all folders; one without images beside the class folders is a class, too. path: of the folder
+    in which all is, for messages
     """
     prefix = common_folder(names)
     parts = [name[len(prefix):].split("/") for name in names]
@@ -77,7 +79,7 @@ def from_folders(names, order="numbers", folders=()):
                             f"{_plural(empty, 'holds', 'hold')} no images and {_plural(empty, 'is', 'are')} kept as "
                             f"{_plural(empty, 'a class', 'classes')}, so that the labels of the others stay: remove "
                             f"{_plural(empty, 'it', 'them')} to leave {_plural(empty, 'it', 'them')} out.")
-    result.notes += _notes_on_odd_folders(sorted(found), prefix)
+    result.notes += _notes_on_odd_folders(sorted(found), prefix, path)
     return result
 
 
@@ -92,10 +94,12 @@ def _note_on_one_folder(prefix, folders):
                f"{_plural(others, 'holds', 'hold')} none.")
 
 
-def _notes_on_odd_folders(names, prefix):
+def _notes_on_odd_folders(names, prefix, path):
     if all(name.lower() in SPLITS for name in names):
-        yield (f"The class folders {examples(names)} look like parts of a data set, and not like classes: import one "
-               f"by itself, such as {prefix}{names[0]}, or add --labels none.")
+        first = shlex.quote(posixpath.join(str(path), prefix, names[0]))
+        remedy = "import a zip of one" if path is None else f"run `numdiff data import {first} OUT.h5` for one"
+        yield (f"The class folders {examples(names)} look like parts of a data set, and not like classes: {remedy} of "
+               "them, or add --labels none.")
         return
     odd = [name for name in names if name.lower() in ODD]
     if odd:

@@ -260,7 +260,8 @@ def _label(tree, pictures, labels, order):
 
 
 def _by_folders(tree, pictures, order):
-    result = label_files.from_folders(pictures, order, tree.folders)
+    path = tree.path if tree.kind == Folder.kind else None
+    result = label_files.from_folders(pictures, order, tree.folders, path)
     prefix = label_files.common_folder(pictures)
     level = prefix.rstrip("/") if result.classes else posixpath.dirname(prefix.rstrip("/"))
     for name, first in tree.repeated:
