@@ -336,14 +336,22 @@ def test_links_to_one_folder(tmp_path, out):
     assert ("2 links were left out, as the folder that it leads to is read already (c/deep/back is the folder itself, "
             "c/more is c/deep).") in report.notes
     os.symlink("a", source / "b")
-    with pytest.raises(UsageError, match="class folder b in .* is a link to a, whose images would then be of two"):
+    with pytest.raises(UsageError, match="b in .* is a link to a, whose images would then be of two classes, b and a"):
         import_dataset(source, out, force=True)
+    for name, target in (("b", "c/deep"), ("0", "c/deep"), ("a/more", "../c/deep")):  # part of a class in another one
+        os.remove(source / "b") if os.path.lexists(source / "b") else None
+        os.symlink(target, source / name)
+        with pytest.raises(UsageError, match="is a link to .*two classes"):
+            import_dataset(source, out, force=True)
+        os.remove(source / name)
+    os.symlink(".", source / "b")
+    assert labels_of(out)[1] == ["a", "c"] and import_dataset(source, out, force=True).shape[0] == 3
     elsewhere = fill(tmp_path / "elsewhere", {"1.png": PICTURE})
     linked = tmp_path / "linked"
     linked.mkdir()
     for name in ("x", "y"):
         os.symlink(elsewhere, linked / name)
-    with pytest.raises(UsageError, match="class folder y in .* is a link to x"):
+    with pytest.raises(UsageError, match="y in .* is a link to x"):
         import_dataset(linked, out, force=True)
     assert import_dataset(linked, out, labels="none", force=True).shape[0] == 1
 
