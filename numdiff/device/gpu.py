@@ -10,8 +10,8 @@ import threading
 import numpy as np
 from numba import cuda
 
-from ..emulator.host import refuse_simulator
-from ..errors import NumdiffError, OutOfMemoryError
+from ..emulator.host import SIMULATOR, is_simulator
+from ..errors import NumdiffError, OutOfMemoryError, UsageError
 from .arena import Arena
 from .capability import MINIMUM_CAPABILITY, acting_capability, dotted, shared_of
 from .compiler import DEPENDENT_LAUNCH
@@ -22,7 +22,8 @@ from .gpu_shared import SharedArrays
 from .kernel_cache import KernelCache
 from .threads import PerThread
 
-refuse_simulator(cuda)  # at once: what follows cannot even be imported with it
+if is_simulator(cuda):  # at once: what follows cannot even be imported with it
+    raise UsageError(SIMULATOR)
 
 
 class Turn:

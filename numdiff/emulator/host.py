@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import UsageError
 from .arguments import why_refused
 from .device_arrays import EmulatedArray
 from .faults import LaunchRefused, Unsupported
@@ -21,7 +20,7 @@ from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator
 from .memory_spaces import STATIC_SHARED
 from .namespace import Namespace
 from .signatures import signatures_of, type_of
-from .values import scalar
+from .values import is_numbas, scalar
 from .vectorized import guvectorize, vectorize
 
 
@@ -262,7 +261,7 @@ def _imported_by_name(ids):
     """(module, name, original) of functions of Numba that other modules have imported by their names."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
-        if names is None or (getattr(module, "__name__", None) or "").startswith("numba") or (
+        if names is None or is_numbas(getattr(module, "__name__", None)) or (
                 _SEEN.get(module) == len(names)):
             continue
         found = [(module, name, value) for name, value in list(names.items()) if id(value) in ids]
@@ -273,11 +272,13 @@ def _imported_by_name(ids):
                 _SEEN[module] = len(names)
 
 
-def refuse_simulator(cuda):
-    """Raise a `UsageError` where Numba's simulator has taken the place of the module `numba.cuda`, or None."""
-    if cuda is not None and str(getattr(cuda.jit, "__module__", "")).startswith("numba.cuda.simulator"):
-        raise UsageError("NUMBA_ENABLE_CUDASIM is set, so Numba's simulator stands in for its CUDA compiler: unset it; "
-                         "numdiff's emulator, which runs kernels without a GPU, needs no such variable.")
+SIMULATOR = ("NUMBA_ENABLE_CUDASIM is set, so Numba's simulator stands in for its CUDA compiler: unset it; numdiff's "
+             "emulator, which runs kernels without a GPU, needs no such variable.")
+
+
+def is_simulator(cuda):
+    """Whether Numba's simulator has taken the place of the module `numba.cuda`, or None."""
+    return cuda is not None and str(getattr(cuda.jit, "__module__", "")).startswith("numba.cuda.simulator")
 
 
 @contextlib.contextmanager
@@ -304,7 +305,8 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
         setattr(owner, name, value)
 
     def patch_all(module):
-        refuse_simulator(module)
+        if is_simulator(module):
+            raise Unsupported(SIMULATOR)
         numba = sys.modules["numba"]
         news = [(module, name, value) for name, value in _replacements(machine, module).items()
                 if name in module.__dict__]

@@ -18,7 +18,7 @@ from .faults import Unsupported
 from .functions import MATH, EmulatedMath
 from .libdevice import Libdevice
 from .overloads import overloaded, overloads_of
-from .values import dtype_of, scalar, type_named
+from .values import dtype_of, is_numbas, scalar, type_named
 from .vectors import vector_types
 from .whole_arrays import WHOLE
 
@@ -39,7 +39,7 @@ def twin(intrinsic):
 
 def is_numba(value):
     module = getattr(type(value), "__module__", None) or ""
-    return isinstance(module, str) and (module == "numba" or module.startswith("numba."))
+    return isinstance(module, str) and is_numbas(module)
 
 
 class Namespace:
@@ -131,7 +131,7 @@ class Resolver:
         if isinstance(value, python_types.FunctionType):
             if value.__module__ == "numba.cuda.cg":
                 return getattr(self.cuda.cg, value.__name__)
-            if (value.__module__ or "").startswith("numba."):
+            if is_numbas(value.__module__):
                 return self._missing(f"{value.__module__}.{value.__name__}")
             return self.machine.function(value)
         if isinstance(value, np.ufunc):
@@ -166,7 +166,7 @@ class Resolver:
 
     def _stub(self, value):
         """`cuda.threadIdx` and the like, imported by name: Numba's stubs are classes. Any other class is itself."""
-        if not (value.__module__ or "").startswith("numba."):
+        if not is_numbas(value.__module__):
             return value
         if value.__name__ == "laneid":
             return Missing("the emulator does not know laneid imported by name: write cuda.laneid")

@@ -33,7 +33,7 @@ from .loops import WAITING
 from .namespace import TWINS
 from .overloads import overloads_of
 from .signatures import explicit_signatures
-from .values import TYPES, scalar
+from .values import TYPES, is_numbas, scalar
 from .whole_arrays import WHOLE
 
 
@@ -537,7 +537,7 @@ class Outside(dict):
 def makes_arrays(value):
     """Whether a value is a device function that makes shared or local arrays, or calls one that does."""
     python = getattr(value, "py_func", value)
-    if not isinstance(python, types.FunctionType) or (python.__module__ or "").startswith("numba."):
+    if not isinstance(python, types.FunctionType) or is_numbas(python.__module__):
         return False
     code = python.__code__
     if code not in _MAKING:
@@ -554,7 +554,7 @@ def is_function(value):
     """
     python = getattr(value, "py_func", value)
     return isinstance(python, types.FunctionType) and "shared" not in python.__code__.co_names and (
-        not (python.__module__ or "").startswith("numba.") and id(value) not in TWINS and not explicit_signatures(
+        not is_numbas(python.__module__) and id(value) not in TWINS and not explicit_signatures(
             value) and not overloads_of(value))
 
 

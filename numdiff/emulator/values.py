@@ -178,6 +178,11 @@ def literal(value):
     return Literal(value) if value.__class__ is int else value
 
 
+def is_numbas(module):
+    """Whether the module of this name is a part of Numba, its own tests aside."""
+    return module == "numba" or bool(module) and module.startswith("numba.") and ".tests." not in module
+
+
 def leaves(arguments):
     """The arrays and numbers among a launch's arguments, in order, those in tuples included."""
     for argument in arguments:
