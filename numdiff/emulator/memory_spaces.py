@@ -167,6 +167,8 @@ def types_given(frame):
 
 def _type_of(value):
     kind = value.__class__
+    if isinstance(value, type):
+        return value
     if kind is Literal:
         return int(value),
     if kind is tuple:

@@ -10,8 +10,8 @@ INFO = "from numdiff_cli.main import main; main(['info'])"
 EMULATED = "from numba import cuda; import numdiff.emulator; numdiff.emulator.device().__enter__()"
 
 
-@pytest.mark.parametrize("code, status, begins", [(INFO, 2, "Error: "), (EMULATED, 1, "numdiff.emulator.faults.Unsupported: ")],
-                         ids=["a command", "the emulator"])
+@pytest.mark.parametrize("code, status, begins", [
+    (INFO, 2, "Error: "), (EMULATED, 1, "numdiff.emulator.faults.Unsupported: ")], ids=["a command", "the emulator"])
 def test_the_simulator_is_refused(code, status, begins):
     found = subprocess.run([sys.executable, "-c", code], env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"},
                            capture_output=True, text=True)

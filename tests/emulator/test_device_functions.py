@@ -91,6 +91,21 @@ def test_the_shape_of_an_array_is_an_argument():
         assert y.tolist() == (2 * x.reshape(4, 2)[:, ::-1].reshape(-1)).tolist() and z[0] == 1
 
 
+@cuda.jit(device=True)
+def of_type(kind, x):
+    tile = cuda.shared.array(1, kind)
+    tile[0] = x
+    return tile[0]
+
+
+def test_a_type_is_an_argument():
+    def kernel(y):
+        y[0], y[1] = of_type(float32, 0.1), of_type(np.int32, 2.9)
+    y = np.zeros(2)
+    Emulator(float64=True).launch(cuda.jit(kernel), 1, 1, y)
+    assert y.tolist() == [np.float32(0.1), 2]
+
+
 def computed(x, y):
     y[0] = swapped(x, SIZE * 2)
 
