@@ -193,6 +193,17 @@ def guides():
     return lines
 
 
+def logs():
+    """Links to the logs of experiments, whose links to files of the repository become plain text."""
+    lines = []
+    for path in sorted((ROOT / "docs" / "log").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"\[([^\[\]]*)\]\(((?!https?:|#|\.\./lessons|\w+\.md)[^)\s]+)\)", r"\1 (`\2`)", text)
+        page(f"log/{path.name}", re.sub(r"!\[[^\]]*\] \(`[^`]*`\)\n?", "", text))
+        lines.append(f"    * [{title_of(text.lstrip('# '))}](log/{path.name})")
+    return lines
+
+
 def pictures():
     for name in ("samples.png", "samples-dit.png", "samples-tiny.png", "ladder.png"):
         with mkdocs_gen_files.open(f"pictures/{name}", "wb") as file:
@@ -215,7 +226,7 @@ def main():
     results()
     nav = ["* [numdiff](index.md)", "* Tutorials", *written("tutorials"), "* How to", *written("how-to"),
            "* Guides", *guides(), "* Kernels", "    * [Measured figures](results.md)", *kernel_pages(),
-           "* Reference", *reference(), "* [Glossary](glossary.md)", "* [Lessons](lessons.md)"]
+           "* Reference", *reference(), "* [Glossary](glossary.md)", "* [Lessons](lessons.md)", "* Logs", *logs()]
     page("SUMMARY.md", "\n".join(nav) + "\n")
 
 

@@ -34,7 +34,7 @@ SLICE_TRAFFIC = 0.25  # multiply-adds of one multiprocessor in the time that 132
 HALF_TILES = {6: {(BM, n): (2.08 * (BM + n), 2.5 * n) for n in STAGES},
               # the blocks that a multiprocessor has at once, together (an H200: docs/log/2026-11-mma.md)
               5: {(128, 256): (1100.0, 1200.0), (128, 128): (1250.0, 900.0), (64, 64): (1000.0, 600.0)}}
-PAIRS = False  # whether blocks of rung 6 work in pairs where the card's table does not say: no faster (NOTES.md)
+PAIRS = False  # whether blocks of rung 6 work in pairs where the card's table does not say: docs/log/kernels.md
 HALF_SLICE = 512  # of K: the shortest slice
 HALF_SECOND_PASS = 3000.0  # ns of a launch more
 HALF_START = 3000.0  # ns until a kernel's first tile is multiplied, and from the last one to the next kernel

@@ -12,7 +12,7 @@ from .modulation import layer_scale, layer_scale_gradient
 from .products import linear
 
 # Channels of a token up to which GELU's result is kept: making it again lengthens a step of DiT-S/2 (384) by 2.2 % and
-# of B/2 (768) by 1 %, whose memory has room for it, and of XL/2 (1152) by 0.4 % (kernels/NOTES.md).
+# of B/2 (768) by 1 %, whose memory has room for it, and of XL/2 (1152) by 0.4 % (docs/log/kernels.md).
 GELU_KEPT = 768
 
 
