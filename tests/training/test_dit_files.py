@@ -153,7 +153,8 @@ def test_two_models_are_never_mixed_in_a_folder(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         for name in ("replace", "unlink"):
             change = getattr(files.os, name)
-            patch.setattr(files.os, name, lambda *given, change=change: (look(), change(*given)))
+            patch.setattr(files.os, name, lambda *given, change=change, **more: (
+                look(), change(*given, **more)))
         convert(tmp_path / "6.h5", folder)
     look()
     assert [heads for heads, _ in itertools.groupby(found)] == [3, None, 6]
