@@ -179,3 +179,10 @@ def test_options_and_paths_in_the_prose_exist(page):
             assert importlib.util.find_spec(module[1]), text
         if re.fullmatch(r"(numdiff|cli|tests|data)(/[\w.-]+)*/?", text) and TOY not in text:
             assert (ROOT / text).exists(), text
+
+
+def test_pages_agree_on_the_time_of_the_tests():
+    """…which tests/README.md gives in full."""
+    said = [re.findall(r"(\S+ minutes?) on two(?: idle)? cores", (ROOT / page).read_text(encoding="utf-8"))
+            for page in ("README.md", "CONTRIBUTING.md", "tests/README.md")]
+    assert [{*times} for times in said] == [{"5 minutes"}] * 3, said
