@@ -74,11 +74,12 @@ def from_folders(names, order="numbers", folders=(), path=None):
         raise UsageError(f"the class folders {listed(result.merged[0])} differ only in spaces around the name, in "
                          "Unicode's form or in .0, so they would be one class: rename or join them.")
     result.numbers = result.numbers[:len(parts)]
-    if empty:
-        result.notes.append(f"{_plural(empty, 'The class folder', 'The class folders')} {examples(empty)} "
-                            f"{_plural(empty, 'holds', 'hold')} no images and {_plural(empty, 'is', 'are')} kept as "
-                            f"{_plural(empty, 'a class', 'classes')}, so that the labels of the others stay: remove "
-                            f"{_plural(empty, 'it', 'them')} to leave {_plural(empty, 'it', 'them')} out.")
+    if len(empty) == 1:
+        result.notes.append(f"The class folder {empty[0]} holds no images and is kept as a class, so that the labels of "
+                            "the others stay: move it elsewhere to leave it out.")
+    elif empty:
+        result.notes.append(f"The class folders {examples(empty)} hold no images and are kept as classes, so that the "
+                            "labels of the others stay: move them elsewhere to leave them out.")
     result.notes += _notes_on_odd_folders(sorted(found), prefix, path)
     return result
 
