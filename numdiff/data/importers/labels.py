@@ -75,8 +75,8 @@ def from_folders(names, order="numbers", folders=(), path=None):
                          "Unicode's form or in .0, so they would be one class: rename or join them.")
     result.numbers = result.numbers[:len(parts)]
     if len(empty) == 1:
-        result.notes.append(f"The class folder {empty[0]} holds no images and is kept as a class, so that the labels of "
-                            "the others stay: move it elsewhere to leave it out.")
+        result.notes.append(f"The class folder {empty[0]} holds no images and is kept as a class, so that the labels "
+                            "of the others stay: move it elsewhere to leave it out.")
     elif empty:
         result.notes.append(f"The class folders {examples(empty)} hold no images and are kept as classes, so that the "
                             "labels of the others stay: move them elsewhere to leave them out.")
