@@ -23,8 +23,6 @@ import numpy as np
 from ..device import is_device
 
 WIDE = {"naive": 1, "vectorised": 2}  # a thread an element (a backward: a column); four, by 16-byte loads and stores
-ROW = {"block-per-row": 1, "warp-per-row": 2}
-GROUPNORM = {"block-per-group": 1, "chunked": 2, "one-pass": 3}
 MATMUL = {"naive": 1, "tiled": 2, "register-tiled": 3, "vectorised": 4, "mma": 5, "tf32": 5, "hopper": 6}
 CONV2D = {"direct": 1, "im2col": 2, "implicit-gemm": 3, "narrow": 3, "mma": 4, "tf32": 4, "hopper-columns": 5,
           "hopper": 6, "im2win": 7}
@@ -42,7 +40,6 @@ NAMES = {
     "fused": {**WIDE, "eight": 3},
 
     "linear_group": {"naive": 1, "tiled": 2},
-    "groupnorm": {**GROUPNORM, "known-statistics": 4}, "groupnorm_backward": GROUPNORM,
     "matmul_first": {"uncoalesced": 1, "coalesced": 2},
     "matmul_level": {"one-tile": 1, "double-buffered": 2, "warp-specialised": 3, "persistent": 4,
                      "tma-store": 5},

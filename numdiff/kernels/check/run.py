@@ -26,7 +26,6 @@ from .flash import flash_cases
 from .fp8 import fp8_cases, quantise_cases
 from .half import convolution_cases, gradient_cases, product_cases, stack_cases
 from .levels import level_cases
-from .norms import norms_cases
 from .products import grouped_cases, products_cases
 from .records import cases_of
 from .sla import sla_cases
@@ -39,7 +38,7 @@ FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a v
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 load_all()
 CASES = [case for group in (
-    fused_cases, norms_cases, products_cases, grouped_cases, convolutions_cases,
+    fused_cases, products_cases, grouped_cases, convolutions_cases,
     depthwise_cases, depthwise_layernorm_cases, flash_cases, sla_cases, product_cases, stack_cases,
     gradient_cases, convolution_cases, fp8_cases, quantise_cases, tf32_cases, level_cases) for case in group()]
 CASES += [case for record in OPERATIONS.values() for case in cases_of(record)]
