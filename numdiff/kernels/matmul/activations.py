@@ -29,6 +29,7 @@ from .hopper.launcher import launch_hopper
 from .hopper.layout import ACTIVATIONS
 from .launcher import matmul_forward
 from .mma_layout import ACTIVATION_TILES
+from .mma_layout import ACTIVATIONS as ACTIVATIONS_5
 
 
 def activation_supports(x, *extents):
@@ -58,7 +59,7 @@ def _launch_activation(a, b, c, N, transpose_b, activation, other=None, bias=Non
                        scale=None):
     """N: columns of A·B, or of each of its halves."""
     M, K = a.shape
-    rung = rung_of(a)
+    rung = rung_of(a) if activation in ACTIVATIONS_5 else 6
     (rows, width), _, paired = half_tile(a.backend, rung, 1, assumed(M), 2 * N if activation == "swiglu" else N, K,
                                          False)
     if rung == 5:
