@@ -214,6 +214,19 @@ def test_of_several_signatures_the_best_one():
             ambiguous[1, 1](0.1, 0.1, x)
 
 
+def test_integers_with_and_without_signs_under_one_signature():
+    """Numba hands the bits to the kernel that it has compiled."""
+    with emulator.device():
+        @cuda.jit("void(int32[:])")
+        def halve(x):
+            x[0] >>= 1
+        x = np.array([0xFFFFFFFE], np.uint32)
+        halve[1, 1](x)
+        assert x[0] == 0xFFFFFFFF
+        with pytest.raises(emulator.LaunchRefused, match="its signature has"):
+            halve[1, 1](np.zeros(1, np.int64))
+
+
 def test_device_functions_keep_to_their_signatures():
     with emulator.device() as gpu:
         @cuda.jit("float32(float32, int32)", device=True)
