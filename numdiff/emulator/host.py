@@ -50,6 +50,8 @@ def configured(machine, kernel, configuration):
 
 def for_all(machine, kernel, count, tpb=128, stream=0, sharedmem=0):
     """`kernel.forall(count)`; of no elements nothing is launched."""
+    if count < 0:
+        raise ValueError(f"{kernel.__name__}.forall({count}): a count of elements is not negative.")
     if count == 0:
         return lambda *arguments: None
     return Launcher(machine, kernel, -(-count // (tpb or 128)), tpb or 128, stream, sharedmem)
@@ -138,7 +140,7 @@ def _emulated_gpu(machine):
 
 
 # Functions of numba.cuda for the host that need a GPU and have no counterpart here.
-_NEED_A_GPU = ("declare_device", "external_stream", "from_cuda_array_interface", "open_ipc_array", "set_memory_manager")
+_NEED_A_GPU = ("external_stream", "from_cuda_array_interface", "open_ipc_array", "set_memory_manager")
 MEMORY = 80 << 30  # bytes that the emulated GPU says it has
 
 
@@ -185,6 +187,9 @@ def _replacements(machine, module):
         flags = ary.flags if isinstance(ary, np.ndarray) else ary.on_host().flags
         return EmulatedArray(ary.shape, ary.dtype, None, "F" if flags.fnc else "C")
 
+    def host_array_like(ary):
+        return np.empty(ary.shape, ary.dtype, "F" if device_array_like(ary).flags.fnc else "C")
+
     def host_array(shape, dtype=np.float64, strides=None, order="C", **options):
         return np.empty(shape, dtype, order)
 
@@ -211,10 +216,10 @@ def _replacements(machine, module):
             "detect": lambda: print("Found 1 emulated GPU") or True, "profile_start": lambda: None,
             "profile_stop": lambda: None, "profiling": nothing, "get_current_device": lambda: _emulated_gpu(machine),
             "gpus": [_emulated_gpu(machine)], "close": lambda: None,
-            "mapped_array_like": lambda ary: np.empty_like(ary), "per_thread_default_stream": _Stream,
+            "mapped_array_like": host_array_like, "per_thread_default_stream": _Stream,
             "legacy_default_stream": _Stream, "jit": emulated_jit, "to_device": to_device, "device_array": device_array,
             "device_array_like": device_array_like,
-            "pinned_array": host_array, "pinned_array_like": lambda ary: np.empty_like(ary), "mapped_array": host_array,
+            "pinned_array": host_array, "pinned_array_like": host_array_like, "mapped_array": host_array,
             "managed_array": host_array, "synchronize": lambda: None, "stream": _Stream, "default_stream": _Stream,
             "event": lambda timing=True: _Event(), "is_available": lambda: True, "select_device": lambda index: None}
 

@@ -132,7 +132,7 @@ class Resolver:
             if value.__module__ == "numba.cuda.cg":
                 return getattr(self.cuda.cg, value.__name__)
             if is_numbas(value.__module__):
-                return self._missing(f"{value.__module__}.{value.__name__}")
+                return self.cuda.__dict__.get(value.__name__) or self._missing(f"{value.__module__}.{value.__name__}")
             return self.machine.function(value)
         if isinstance(value, np.ufunc):
             return getattr(self.numpy, value.__name__)

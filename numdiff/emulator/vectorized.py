@@ -72,6 +72,10 @@ class GeneralVectorized:
         self.__name__ = function.__name__
 
     def __call__(self, *arguments, out=None, stream=0):
+        count = len(self._inputs), len(self._inputs) + len(self._outputs)
+        if len(arguments) not in count:
+            raise TypeError(f"{self.__name__} takes {count[0]} arguments, or {count[1]} with those for the results; "
+                            f"{len(arguments)} were given")
         given = list(map(_on_host, arguments[:len(self._inputs)]))
         sizes = {}
         for array, core in zip(given, self._inputs, strict=True):
@@ -93,9 +97,11 @@ class GeneralVectorized:
                      for p, c in zip(parts, self._inputs, strict=True)]
             ends = [w[at] if core else w[at + (None,)] for w, core in zip(written, self._outputs, strict=True)]
             self._machine.launch(self._python, 1, 1, *parts, *ends)
-        for result in results:
+        for k, result in enumerate(results):
             if isinstance(result, EmulatedArray):
                 result.mark_written()
+            elif len(arguments) == count[0] and out is None and any(isinstance(a, EmulatedArray) for a in arguments):
+                results[k] = EmulatedArray(result.shape, result.dtype, result)
         return results[0] if len(results) == 1 else tuple(results)
 
 

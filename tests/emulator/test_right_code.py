@@ -89,9 +89,11 @@ def test_atomics_on_the_parts_of_complex_numbers():
 
 @CHECKS
 def test_cache_hints(checks):
+    load = cuda.ldcg
+
     def kernel(x, y):
         i = cuda.threadIdx.x
-        cuda.stcs(y, i, cuda.ldcg(x, i) + cuda.ldca(x, (i + 1) % 4))
+        cuda.stcs(y, i, load(x, i) + cuda.ldca(x, (i + 1) % 4))
     x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
     launch(kernel, 4, x, y, checks=checks)
     assert y.tolist() == [1, 3, 5, 3]
