@@ -47,7 +47,7 @@ class RandomImages:
 
 
 def random_model(options):
-    """The model that the options describe, none of whose weights is zero."""
+    """The model that the options describe, without zero weights."""
     num_classes = (options.num_classes or CLASSES) if options.class_cond else None
     model = build_model(options, options.channels or 3, num_classes)
     fill_zeros(model)
@@ -134,7 +134,7 @@ class NumdiffStep(Measured):
 
 
 def seconds_in_turns(steps, count, warmup):
-    """[seconds of each of `count` runs] of several steps, which take turns, after `warmup` runs each.
+    """[seconds of each of `count` runs] of several steps, which alternate, after `warmup` runs each.
 
     steps: objects with run() and wait(); every run is waited for.
     """
@@ -163,7 +163,7 @@ def summary(times, flops, images, peak):
 
 
 def beside_torch(ours, versus, make, count, warmup, summarise, started=None):
-    """`ours` measured in turns with each of PyTorch's (mode, precision) pairs: (seconds of ours, a dict of each pair).
+    """`ours` and each of PyTorch's (mode, precision) pairs, alternating: (seconds of ours, a dict of each pair).
 
     make(mode, precision): PyTorch's side: run(), wait(), close(), peak_bytes, parameters, first_s
     summarise(seconds, precision): a dict with ms; started(text): called before each pair
@@ -195,7 +195,7 @@ def beside_torch(ours, versus, make, count, warmup, summarise, started=None):
 def bench_step(options, steps=20, warmup=5, versus=(), started=None):
     """Times of `steps` training steps of the model and batch that `options` (a TrainOptions) describe.
 
-    Each is waited for; loading the batch, which a training run does beside the step, is not included.
+    The host waits for each step. Loading the batch is excluded: a training run loads it concurrently with the step.
 
     versus: (mode, precision) pairs of PyTorch's step, of torch_step.MODES and PRECISIONS, each measured in turns with
         numdiff's; started(text): called before each

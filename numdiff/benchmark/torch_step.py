@@ -52,14 +52,14 @@ def compile_bar(mode):
 
 
 def require_torch():
-    """Raise a `NumdiffError` where PyTorch is not installed."""
+    """Raise a `NumdiffError` if PyTorch is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise NumdiffError("--versus torch needs PyTorch, which is not installed here; pip install torch, or leave it "
                            "out.")
 
 
 def require_twin(options):
-    """Raise a `UsageError` where the model of a run's options has not been written in PyTorch."""
+    """Raise a `UsageError` if the model of a run's options has not been written in PyTorch."""
     kind = kinds.get(options.model)
     if kind.twin is None:
         raise UsageError(f"--versus torch: there is no {kind.title} in PyTorch to compare with; leave it out.")

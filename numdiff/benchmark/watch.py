@@ -1,6 +1,6 @@
 """Watching a step while it runs: its operations, its launches, and the layer that each belongs to.
 
-This costs nothing while nobody watches: a context puts wrappers in the place of the functions, and removes them.
+It costs nothing while inactive: a context replaces the functions by wrappers and restores them at its end.
 """
 import contextlib
 import functools
@@ -84,7 +84,7 @@ def watching_launches(backend, around):
 
 
 class Layers:
-    """Which layer is computing, and in which direction; ask `now()` within `with layers:`.
+    """The current layer and its direction (forward or backward); call `now()` within `with layers:`.
 
     The tape knows the layer on the way forward; each record that it makes reports it again on the way backward.
     """
