@@ -2,8 +2,8 @@
 
 The command line prints them without a traceback: `UsageError` ends with exit code 2, any other `NumdiffError` with 1.
 
-What a message quotes may come from a file (names of classes, of members, of settings), and a file may hold what tells a
-terminal to do things: `printable` writes it in visible characters, in every message and in all that commands print.
+Messages quote names from files (of classes, members, settings), and such a name may contain terminal control sequences.
+`printable` writes it in visible characters, in every message and in all that commands print.
 """
 import contextlib
 import difflib

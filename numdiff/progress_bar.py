@@ -109,11 +109,11 @@ class Lines:
         now = time.perf_counter()
         if now - self._said >= EVERY and (self.total is None or self.n < self.total) and sys.stderr:
             self._said = now
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
+            with contextlib.suppress(OSError, ValueError):  # the reader is gone, or it is closed
                 print(self.line(now - self._started), file=sys.stderr, flush=True)
 
     def line(self, elapsed):
-        """The line after so many seconds."""
+        """The line after `elapsed` seconds."""
         seconds = elapsed / (self.n - self.initial)
         left = "" if self.total is None else f"ETA {duration((self.total - self.n) * seconds)}"
         return "  ".join(filter(None, [self.what, count_of(self.n, self.total, self.unit), speed(seconds, self.unit),

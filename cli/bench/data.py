@@ -24,9 +24,9 @@ from .shared import measurement
 def data(file, batch, demand, repeats, images, device, image_size):
     """Measure how fast images come from the dataset FILE or a folder of pictures (default: the emoji), cold and warm.
 
-    They pass what they pass in training: reading, unpacking, the shuffled order; on a GPU also the upload, and the
-    kernel that mirrors and normalises. "From the file" is how a set of two gigabytes and more is read, a smaller one
-    lies in memory. Cold: the system has been asked to forget the file.
+    They pass the same stages as in training: reading, unpacking, the shuffled order; on a GPU also the upload, and the
+    kernel that mirrors and normalises. "From the file" is how a dataset of two gigabytes and more is read; a smaller
+    one is held in memory. Cold: the system has dropped the file's pages from its cache.
     """
     from numdiff.benchmark.data import HEADING, bench_data, demand_of, line, verdict
     from numdiff.data.dataset import Dataset, default_path

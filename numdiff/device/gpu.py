@@ -178,7 +178,7 @@ class Gpu(Graphs, Launching, SharedArrays):
                 self.check(self._driver.cuMemsetD8Async(self.pointer(array), byte, array.nbytes, self._handle))
 
     def pinned(self, shape, dtype):
-        """A page-locked NumPy array, from which uploads run beside the kernels."""
+        """A page-locked NumPy array; uploads from it overlap the kernels."""
         return cuda.pinned_array(shape, dtype)
 
     @property
@@ -268,7 +268,7 @@ def gpu_count():
 
 @functools.cache
 def why_no_gpu():
-    """None where a GPU can be used, else the reason in a few words."""
+    """None if a GPU can be used, else the reason in a few words."""
     try:
         from cuda.bindings import driver
     except ImportError as error:

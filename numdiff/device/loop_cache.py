@@ -29,7 +29,7 @@ class LoopCache(NullCache):
         self._kept = self._name.startswith(PACKAGES) and "<locals>" not in self._name
 
     def load_overload(self, sig, target_context):
-        """The compiled function for arguments of certain types; None where it is not there, or damaged."""
+        """The compiled function for arguments of certain types; None if it is not there, or damaged."""
         if not self._kept:
             return None
         try:

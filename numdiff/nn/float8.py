@@ -5,10 +5,10 @@ step ends with `update`, after the optimizer has changed the weights. Ranks that
 largest numbers of all of them, which travel with the loss (distributed/exchange.py). Samples are drawn in float16:
 without a tape no layer is found, and nothing is counted.
 
-The first block and the last stay in float16 (`Model.compute_in_float8`): what the first one gets is small beside what
-it adds, and all others read what it rounds. Of the default DiT's loss over 10,000 steps, with all twelve blocks in FP8
-2.6 % above float16's, 0.27 % is left so, and 0.44 % where the last one is in FP8, too; with the last one or two alone
-in float16 it is 1.6 and 1.8 % (3,000 steps).
+The first block and the last stay in float16 (`Model.compute_in_float8`): what the first one gets is small compared with
+what it adds, and all others read what it rounds. Of the default DiT's loss over 10,000 steps, with all twelve blocks in
+FP8 2.6 % above float16's, 0.27 % is left so, and 0.44 % where the last one is in FP8, too; with the last one or two
+alone in float16 it is 1.6 and 1.8 % (3,000 steps).
 """
 import numpy as np
 
@@ -29,8 +29,8 @@ class Float8:
     promoted: whether products are added up in float32 every 128 of k
     Attributes weights float32 (n,): the weights' scales, in the order of the names; scale float32 (2 · n,), history
     float32 (2 · n, HISTORY), amax uint32 (2 · n, PARTIALS): of what goes into each, then of what comes back to it;
-    of_ranks: uint32 (2 · n, ranks), of each the largest of this step once the exchange has finished; set by whoever
-    makes the exchange, None where nobody else trains.
+    of_ranks: uint32 (2 · n, ranks), of each the largest of this step once the exchange has finished; set by the
+    exchange, None if there is one rank.
     """
 
     of_ranks = None
@@ -80,7 +80,7 @@ def layer_of(weight, x):
 
 def bytes_for(weight, x, which):
     """The `Scale8` by which the norm before (which: "x"), or the gate after ("dy"), this weight's layer rounds for it;
-    None where float16 is wanted. x: an activation beside; weight: may be None."""
+    None if float16 is wanted. x: an activation of the same dtype; weight: may be None."""
     layer = None if weight is None else layer_of(weight, x)
     return getattr(layer, which) if layer is not None and linear_fp8.rounds_norms() else None
 
@@ -116,7 +116,7 @@ def linear_swiglu_forward(x, weight, bias, layer, keeps_u):
 
 
 def linear_backward(dy, kept, weight, layer, dweight, dbias, following=None, **options):
-    """As `kernels.linear_backward`; kept: what the forward gave beside its result, or None as there; following: with
+    """As `kernels.linear_backward`; kept: the forward's second return value, or None; following: with
     gelu_of, the layer whose backward alone reads du, or None."""
     if layer is None:
         w = weight.like(dy if kept is None else kept).reshape(weight.shape[0], -1)

@@ -17,10 +17,10 @@ class Parameter:
     written: whether the operation that uses it can write the gradient instead of adding to it (`grad_to_fill`); then it
         need not be zeroed before; for a DiT that is most of the buffer
     stale: the gradient is that of the previous step; the first operation overwrites it
-    padding: how many of its numbers are zeros that stay zero, and belong to the layout rather than to the model
+    padding: how many of its elements are zeros that stay zero, and belong to the layout rather than to the model
     float8: of a linear layer's weight in FP8 its `Layer8`, or None (float8.py)
-    frozen: it is not trained: an operation need not compute its gradient, and nobody reads it (`FlatParameters.freeze`)
-    loan: the `Loan` of which its gradient is a part and that is still to be called in, or None (loans.py)
+    frozen: it is not trained: an operation need not compute its gradient, which is not read (`FlatParameters.freeze`)
+    loan: the `Loan` that aliases its gradient and is not yet reclaimed, or None (loans.py)
     """
 
     __slots__ = ("shape", "initial", "half", "float8", "written", "stale", "frozen", "padding", "loan", "read", "_data",

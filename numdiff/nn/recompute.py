@@ -3,9 +3,8 @@
 The forward pass of a recomputed block runs without a tape, so its intermediate results are freed at once. Its single
 record runs the block a second time, under a tape of its own, and plays that back. This costs one more forward pass, and
 saves the memory of the inside of all blocks but one.
-
-The last product of a module that `ends_in` one is left out the second time: its backward needs what went into it, and
-nobody what came out. (In FP8 it is computed again, as what goes into it is rounded there.)
+Recomputation omits the last product of a module that `ends_in` one: its backward needs the product's input, and no
+operation needs its output. (In FP8 it is computed again, since its input is rounded there.)
 
 The bits are the same as without: the same kernels run on the same numbers (dropout is counted, not drawn), and the
 tensors of the second run have the slots of the first run's, so gradients are added in the same order, too.

@@ -45,7 +45,8 @@ def sparse_linear_attention(qkv: Tensor, heads: int, topk: float, weight: Parame
 
 
 def owning(x, gradient):
-    """The backward of an operation on one tensor x, whose `gradient(dy)` is a new array that nobody else holds."""
+    """The backward of an operation on one tensor x, whose `gradient(dy)` returns a new array without other
+    references."""
     slot = x.slot
 
     def backward(dy):

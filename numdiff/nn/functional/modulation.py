@@ -30,8 +30,8 @@ def gate_adaln(x: Tensor, h: Tensor, gate: Tensor, shift: Tensor | None, scale: 
                reader: Parameter | None = None, keeps_x: bool = False) -> list[Tensor]:
     """`gate`, then `adaln` of its result: returns both, from one kernel if there is one.
 
-    writer: the weight of the linear layer whose result h is, and nobody else reads it; reader: of the one that alone
-        reads the second result. In FP8 h's gradient, and that result, are then bytes of E4M3 for them
+    writer: the weight of the linear layer that computes h, which nothing else reads; reader: the weight of the only
+        layer that reads the second result. In FP8, h's gradient and that result are then bytes of E4M3 for them
     keeps_x: keep x for the backward, and not the first result, which that makes again: for an x that another operation
         keeps anyway, and a result that no other does
     """

@@ -52,7 +52,8 @@ def linear_group(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]]) -> li
     saved = x.data
 
     def backward(dys):
-        # one kernel writes all weights' gradients, or adds to all, those of frozen ones too, which nobody reads
+        # one kernel writes all weights' gradients, or adds to all, including those of frozen weights, which are not
+        # used
         accumulate = not all(w.stale for w, _ in layers if not w.frozen)
         gradients = [(w.grad if accumulate or w.frozen else w.grad_to_fill()[0], b.grad) for w, b in layers]
         return (K.linear_group_backward(dys, saved, [(w.data, b.data) for w, b in layers], gradients,
