@@ -14,8 +14,7 @@ import click
 
 COMMAND = re.compile(r"`(numdiff [^`]+)`|with: (numdiff .+)$", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w/.-])(--[a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?![\w/-])(?:[ =]([\w.+*'-]+))?")
-# options of others: mpiexec, pip, JiT's and guided-diffusion's programs
-OTHERS = {"--help"}
+OTHERS = {"--help", "--often", "--width"}  # click's, and of settings that tests make up
 heard = []  # texts of which none has been checked yet
 checked = set()
 
