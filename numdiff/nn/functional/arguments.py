@@ -11,8 +11,7 @@ import typing
 import numpy as np
 
 from ...errors import shown
-from ..parameter import Parameter
-from ..tensor import Tensor
+from ..tensor import Parameter, Tensor
 
 REMEDIES = {Tensor: "give Tensor({})", Parameter: "give one of a layer, or make one and set its data to the values",
             np.ndarray: "give {}.data"}

@@ -1,7 +1,6 @@
 """Convolutions: dense ones, and depthwise ones, also with the LayerNorm that follows."""
 from ... import kernels as K
-from ..parameter import Parameter
-from ..tensor import Tensor, record
+from ..tensor import Parameter, Tensor, record
 from .gradients import gradient_of, gradient_to_fill, trains
 
 

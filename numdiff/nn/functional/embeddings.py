@@ -3,8 +3,7 @@ from typing import Any
 
 from ... import kernels as K
 from ...device import AnyArray
-from ..parameter import Parameter
-from ..tensor import Tensor, record
+from ..tensor import Parameter, Tensor, record
 from .gradients import trains
 
 
