@@ -12,7 +12,7 @@ from .output import echo
 @click.option("--outdir", metavar="DIR", default="runs", show_default=True,
               help="Folder in which run numbers are looked up.")
 def ema(run, **options):
-    """Average a run's weights anew, with another width (post-hoc EMA).
+    """Average a run's weights again, with another width (post-hoc EMA).
 
     RUN was trained with --ema-std, such as 0.05,0.10: a run folder (its newest checkpoint is used), the number of a
     run, `auto` for the newest one, or a checkpoint. The averages that it has stored are combined, by least squares.

@@ -33,8 +33,8 @@ def info():
     say("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores")
     say("packages", ", ".join(f"{name} {version(name) or 'missing'}" for name in PACKAGES))
     toolkit = [f"{name} {version(name)}" for name in TOOLKIT if version(name)]
-    say("cuda wheels", ", ".join(toolkit) or "none; with a GPU: pip install 'numdiff[cuda13]', or [cuda12] if the "
-        "driver is older than 580")
+    say("cuda wheels", ", ".join(toolkit) or "none; with a GPU: pip install 'numdiff-diffusion[cuda13]', or [cuda12] "
+        "if the driver is older than 580")
     reason = why_no_gpu()
     say("gpu", f"none usable: {reason}" if reason else describe_gpus())
     say("mpi", describe_mpi())
@@ -100,7 +100,7 @@ def driver_version(nvml):
 def describe_mpi():
     """Which MPI mpi4py would use; mpi4py is imported only if it is installed, and never initialised."""
     if version("mpi4py") is None:
-        return "mpi4py is not installed; pip install 'numdiff[mpi]' (one process works without it)"
+        return "mpi4py is not installed; pip install 'numdiff-diffusion[mpi]' (one process works without it)"
     try:
         import mpi4py
         mpi4py.rc.initialize = False

@@ -29,12 +29,12 @@ COMMANDS = {  # name -> (module with a click command of that name, line for `num
     "train": (".train", "Train a model on a dataset."),
     "sample": (".sample", "Make images with a trained model."),
     "schedule": (".schedule", "Learn the steps of a sampler from a trained model."),
-    "ema": (".ema", "Average a run's weights anew, with another width."),
+    "ema": (".ema", "Average a run's weights again, with another width."),
     "evaluate": (".evaluate", "Measure samples against a reference."),
     "data": (".data", "Import images, and describe datasets."),
     "convert": (".convert", "Convert weights from and to the formats of other programs."),
     "info": (".info", "Show what this machine has, and what will run on it."),
-    "bench": (".bench", "Measure training steps, samples and kernels, optionally beside PyTorch."),
+    "bench": (".bench", "Measure training steps, samples and kernels, optionally compared with PyTorch."),
     "profile": (".profile", "Show where a training step's time goes, by kernel and by layer."),
     "compile": (".compile", "Compile the kernels of a run ahead of time, even without a GPU."),
     "kernels": (".kernels", "Check the kernels, on a GPU or in the emulator."),
@@ -179,6 +179,9 @@ class Commands(Group):
         except BrokenPipeError:
             raise  # click exits quietly when a reader such as `head` has gone
         except OSError as error:
+            from numdiff.errors import why_no_process
+            if why := why_no_process(error):
+                raise Failure(why) from error
             if error.strerror is None:
                 raise
             where = f"{error.filename}: " if error.filename else ""
@@ -188,7 +191,9 @@ class Commands(Group):
                 reason = REASONS[error.errno]
             raise Failure(f"{where}{reason}.") from error
         except Exception as error:
-            from numdiff.errors import NumdiffError
+            from numdiff.errors import NumdiffError, why_no_process
+            if why := why_no_process(error):
+                raise Failure(why) from error
             if not isinstance(error, NumdiffError):
                 raise
             raise Failure(error, error.exit_code) from error

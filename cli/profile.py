@@ -19,7 +19,7 @@ OPTIONS = (
            help="Draw the kernels that compute under the roof of the card: TFLOP/s over FLOPs a byte."),
     output("--rows", metavar="N", type=click.IntRange(1), default=30, show_default=True,
            help="Rows of each table, the longest times first."),
-    output("--depth", metavar="N", type=click.IntRange(1), default=2, show_default=True,
+    output("--name-parts", metavar="N", type=click.IntRange(1), default=2, show_default=True,
            help="How many parts of a layer's name tell layers apart."),
     click.option("--clock", cls=Setting, heading="Measurement", type=Choice(["auto", "graph", "events"]),
                  default="auto", show_default=True,
@@ -28,7 +28,7 @@ OPTIONS = (
 
 
 def profile_command(kind):
-    return kind_command(kind, "profile", *SHARED, *kind.measured, options=OPTIONS, run=show)
+    return kind_command(kind, "profile", *SHARED, *kind.model_settings, options=OPTIONS, run=show)
 
 
 @click.group(cls=KindGroup, make=profile_command)
@@ -36,7 +36,7 @@ def profile():
     """Show where the time of a training step goes, by kernel and by layer, and what its memory holds."""
 
 
-def show(model, out, png, rows, depth, clock, **given):
+def show(model, out, png, rows, name_parts, clock, **given):
     from numdiff.benchmark.profile import profile_step
     from numdiff.training.options import resolve
 
@@ -58,7 +58,7 @@ def show(model, out, png, rows, depth, clock, **given):
     if found.roof.bandwidth:
         click.echo(f"memory       {found.roof.bandwidth / 1e9:,.0f} GB/s, measured by a copy")
     click.echo("\n".join(["", *table(found.by_kernel(), kernels[:-1], rows), *footer(found)]))
-    layers = [(f"{layer} {direction}", *rest) for (layer, direction), *rest in found.by_layer(depth)]
+    layers = [(f"{layer} {direction}", *rest) for (layer, direction), *rest in found.by_layer(name_parts)]
     click.echo("\n".join(["", *table(layers, "layer", rows)]))
     if found.memory:
         click.echo("\n".join(["", *memory_table(*found.memory, rows)]))

@@ -65,7 +65,7 @@ class Steps(click.ParamType):
         help="The part to repaint: a picture that is white there, or left, right, top, bottom or centre.")
 @option("How", "--sampler", metavar="NAME", type=Choice(SAMPLERS),
         help=f"{', '.join(SAMPLERS)}; numdiff/diffusion/README.md has a table.  [default: that "
-             "of the run's own pictures; ddim for a model that no run tells of, or where that does not take --eta, as "
+             "of the run's own pictures; ddim for a model without a run, or where that does not take --eta, as "
              "the last line says]")
 @option("How", "--steps", metavar="STEPS", type=Steps(),
         help="Number of steps, each of which evaluates the model once (heun: twice); or guided-diffusion's respacing: "

@@ -134,8 +134,8 @@ def classes_given(model, given):
 
 def settings(*names, model=None, emoji=False):
     """Decorator: an option for each of the named settings (default: all of the model's). An option that was not given
-    is None. model: the kind whose defaults help tells; None: those that all kinds share; emoji: help tells, too, what
-    the presets have where the dataset is the default one."""
+    is None. model: the kind whose defaults help shows; None: those that all kinds share; emoji: help also shows the
+    values that presets have with the default dataset."""
     def decorate(command):
         for name in reversed(names or settings_of(model)):
             line = table(model)[name]
@@ -155,8 +155,8 @@ def _declaration(line):
 
 
 def _attributes(line, model, emoji=False):
-    told = _help(line, model) + (_of_emoji(line, model) if emoji else "")
-    common = {"heading": line.group, "default": None, "help": told}
+    words = _help(line, model) + (_of_emoji(line, model) if emoji else "")
+    common = {"heading": line.group, "default": None, "help": words}
     if line.name == "preset":
         return {**common, "type": Choice(tuple(kinds.get(model).presets))}
     if line.kind is bool:
@@ -188,7 +188,7 @@ def _switched(ctx, line, value):
 
 
 def _joined(ctx, param, values):
-    """One tuple of the values of an option that was given several times; None where it was not given."""
+    """One tuple of the values of an option that was given several times; None if it was not given."""
     return tuple(value for part in values for value in part) if values else None
 
 
@@ -202,22 +202,22 @@ def _help(line, model):
     if any(value != values[0][1] for _, value in values):
         if model is None:
             return f"{line.help}  [default: the preset's]"
-        told = "; ".join(f"{preset}: {text(value)}" for preset, value in values if value is not None)
-        return f"{line.help}  [{told}]"
+        shown = "; ".join(f"{preset}: {text(value)}" for preset, value in values if value is not None)
+        return f"{line.help}  [{shown}]"
     return line.help + ("" if values[0][1] is None else f"  [default: {text(values[0][1])}]")
 
 
 def text_of_default(line):
     """What it means to leave a setting out that no preset fills, as its help says it."""
-    told = re.search(r"\[default: ([^]]*)\]$", line.help)
-    return told[1] if told else "none"
+    match = re.search(r"\[default: ([^]]*)\]$", line.help)
+    return match[1] if match else "none"
 
 
 def _of_emoji(line, model):
     """What help adds where presets have another value with the default dataset."""
-    told = [f"{preset}: {text(given[line.name])}" for preset, given in kinds.get(model).emoji.items()
+    values = [f"{preset}: {text(given[line.name])}" for preset, given in kinds.get(model).emoji.items()
             if line.name in given]
-    return f"  [on the emoji {'; '.join(told)}]" if told else ""
+    return f"  [on the emoji {'; '.join(values)}]" if values else ""
 
 
 def text(value):

@@ -13,10 +13,12 @@ import errno
 import os
 import pathlib
 import stat
+import tempfile
 
 from .files import NOT_FOLLOWED, check_regular, write_all
 
 OWN_ONLY = 0o700  # the mode of new folders
+MAX_BYTES = 256 << 20  # of a file that is read as a whole; a kernel has some 100 kB
 FLAGS = NOT_FOLLOWED | getattr(os, "O_BINARY", 0)  # the second on Windows
 
 
@@ -28,9 +30,15 @@ class NotOwn(PermissionError):
 
 
 def cache_root():
-    """The folder for what can be made again: `NUMDIFF_CACHE_DIR`, or numdiff's in the user's cache."""
-    return os.environ.get("NUMDIFF_CACHE_DIR") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.join(pathlib.Path.home(), ".cache"), "numdiff")
+    """The folder for what can be made again: `NUMDIFF_CACHE_DIR`, or numdiff's in the user's cache; for a user without
+    a home, as a container may have, one among the temporary files."""
+    named, cache = os.environ.get("NUMDIFF_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    if named or cache:
+        return named or os.path.join(cache, "numdiff")
+    try:
+        return os.path.join(pathlib.Path.home(), ".cache", "numdiff")
+    except RuntimeError:
+        return os.path.join(tempfile.gettempdir(), f"numdiff-{os.getuid()}")
 
 
 def own_folder(path):
@@ -77,11 +85,16 @@ def check_own_file(path):
 def read_own(path):
     """The contents of a file in a folder of `own_folder`; an OSError where it is not this user's regular file."""
     handle = os.open(path, os.O_RDONLY | FLAGS)
-    with open(handle, "rb") as file:
+    try:
         state = os.fstat(handle)
         check_regular(path, state.st_mode)
         _check_owner(path, state)
-        return file.read()
+        if state.st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(MAX_BYTES)
+    finally:
+        os.close(handle)
 
 
 def write_own(path, data):

@@ -25,20 +25,22 @@ spec.loader.exec_module(sys.modules["numdiff"])
 
 
 def module_path():
-    """This process's module path without the current folder."""
+    """This process's module path without the current folder, unless PYTHONPATH names that in full."""
+    named = {os.path.realpath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+             if os.path.isabs(folder)}
     current = None
     with contextlib.suppress(OSError):  # the folder has been removed
         current = os.path.realpath(os.getcwd())
     return [folder for folder in sys.path if isinstance(folder, str) and os.path.isabs(folder)
-            and os.path.realpath(folder) != current]
+            and (os.path.realpath(folder) != current or current in named)]
 
 
 def python_command(code, *arguments):
     """The command of a process that runs Python code, `numdiff` imported, with these arguments in `sys.argv[1:]`."""
     found = json.dumps([module_path(), site.ENABLE_USER_SITE, str(PACKAGE)])
-    return [sys.executable, "-I", "-c", START + code, found, *map(str, arguments)]
+    return [sys.executable or "", "-I", "-c", START + code, found, *map(str, arguments)]
 
 
 def script_command(path, *arguments):
     """The command of a process that runs a file, which imports the standard library alone; it starts faster."""
-    return [sys.executable, "-I", "-S", str(path), *map(str, arguments)]
+    return [sys.executable or "", "-I", "-S", str(path), *map(str, arguments)]

@@ -4,9 +4,9 @@
     bfloat16    1 sign, 8 exponent, 7 mantissa bits: 8 significant bits, float32's range
 
 A bfloat16 array is an array like any other: NumPy's on the CPU and in the emulator, a `DeviceArray` of this dtype on a
-GPU; device/bfloat16.py tells Numba what its elements are. Nothing computes in either type: kernels and references widen
-what they load to float32 (exactly: a bfloat16 is the upper half of a float32) and round what they store once, to the
-nearest, ties to even.
+GPU; device/bfloat16.py registers its element type with Numba. Nothing computes in either type: kernels and references
+widen what they load to float32 (exactly: a bfloat16 is the upper half of a float32) and round what they store once, to
+the nearest, ties to even.
 
 SOURCE
     Kalamkar et al. 2019, "A Study of BFLOAT16 for Deep Learning Training", arXiv:1905.12322.

@@ -2,8 +2,8 @@
 
 The command line prints them without a traceback: `UsageError` ends with exit code 2, any other `NumdiffError` with 1.
 
-What a message quotes may come from a file (names of classes, of members, of settings), and a file may hold what tells a
-terminal to do things: `printable` writes it in visible characters, in every message and in all that commands print.
+Messages quote names from files (of classes, members, settings), and such a name may contain terminal control sequences.
+`printable` writes it in visible characters, in every message and in all that commands print.
 """
 import contextlib
 import difflib
@@ -33,6 +33,14 @@ class OutOfMemoryError(NumdiffError):
 
 class TooManyElementsError(NumdiffError, ValueError):
     """An array has more elements than a kernel's 32-bit indices tell apart, or a grid more blocks than there may be."""
+
+
+def why_no_process(error):
+    """The sentence for an error of the system that allows no further thread or process; None for any other."""
+    if isinstance(error, BlockingIOError) or isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return ("this system allows this user no further threads or processes: raise the limit (ulimit -u), or end "
+                "other programs.")
+    return None
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ npz.py).
 WRITING. A file is either whole or not there: it is written under a temporary name, synced to the disk, then renamed.
 Which names a command may write to is in outputs.py.
 Anything but a regular file (a device, a FIFO, a symbolic link, which leads elsewhere) is neither replaced nor followed.
-A rename inside one folder is atomic, so whoever opens the final name finds the old contents or the new, never a part.
+A rename inside one folder is atomic, so a reader of the final name finds the old contents or the new, never a part.
 The temporary file is locked while its writer lives; the system drops the lock when the writer dies, for whatever
 reason, so that `remove_stray_files` can tell the remains of a killed run from a file that is being written now.
 """
@@ -181,7 +181,7 @@ def remove(path):
 
 
 def check_target(what, path):
-    """Raise a `NumdiffError` where writing `path` would replace or follow what is not a regular file, or its folder is
+    """Raise a `NumdiffError` if writing `path` would replace or follow what is not a regular file, or its folder is
     another one than was held."""
     check_held(os.path.dirname(os.path.abspath(path)))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -213,7 +213,7 @@ class TemporaryFile(io.FileIO):
     """A raw file that writes all it is given and keeps the first error instead of raising it.
 
     HDF5 cannot recover from a write that fails: it tries again when the file is closed, and once more when Python ends.
-    So it is told that all went well, and `check` raises the error after HDF5 has closed the file.
+    So each write reports success, and `check` raises the error after HDF5 has closed the file.
     """
 
     error = None
@@ -284,9 +284,9 @@ def atomic_file(path, what="the file"):
 
 @contextlib.contextmanager
 def atomic_pair(path, what, key, key_what, key_data):
-    """`atomic_file` of `path`, which is read only beside the file `key`, here with the contents `key_data`. Both are
-    replaced once both are on the disk. Who reads them meanwhile, or after the process is killed, finds the old ones,
-    the new ones, or no `key`, which is removed in between."""
+    """`atomic_file` of `path`, which is read only together with the file `key`, here with the contents `key_data`. Both
+    are replaced once both are on the disk. A reader meanwhile, or after the process is killed, finds the old ones, the
+    new ones, or no `key`, which is removed in between."""
     with contextlib.ExitStack() as stack:
         key_file = stack.enter_context(atomic_file(key, key_what))
         key_file.write(key_data)

@@ -2,8 +2,8 @@
 
     check_outputs([("--grid", "the picture", grid), ("--npz", "the samples", npz)], checkpoint, mask)
 
-stands before the long work whose results are to go there. Kept is what nobody can make again in a moment: the files of
-a run, its checkpoints wherever they lie, and datasets. (files.py writes, so that a file is whole or not there.)
+precedes the long work that writes to these paths. It protects files that take long to make again: the files of a run,
+its checkpoints in any folder, and datasets. (files.py writes, so that a file is complete or absent.)
 """
 import contextlib
 import errno
@@ -33,7 +33,7 @@ def check_outputs(outputs, *sources):
 
 
 def check_output(what, path, *sources):
-    """Raise a `NumdiffError` where `path` could not be written, or would replace what is read or kept.
+    """Raise a `NumdiffError` if `path` could not be written, or would replace what is read or kept.
 
     sources: paths of what is read, None for those that are not there
     """
@@ -50,7 +50,7 @@ def check_output(what, path, *sources):
 
 
 def check_apart(what, path, *sources, datasets=True):
-    """Raise a `NumdiffError` where writing `path` would replace what is read, or kept. Removes the parts of it that a
+    """Raise a `NumdiffError` if writing `path` would replace what is read, or kept. Removes the parts of it that a
     killed command has left behind.
 
     datasets: whether these are among what is kept
@@ -67,13 +67,13 @@ def check_apart(what, path, *sources, datasets=True):
 
 
 def check_ending(option, path, *endings):
-    """Raise a `UsageError` where the path of an option has none of the endings, in upper or lower case."""
+    """Raise a `UsageError` if the path of an option has none of the endings, in upper or lower case."""
     if path is not None and os.path.splitext(path)[1].lower() not in endings:
         raise UsageError(f"{option} {path} must end in {' or '.join(endings)}.")
 
 
 def _why_kept(path, datasets):
-    """Why nothing may be written at a path, in words; None where something may."""
+    """Why nothing may be written at a path, in words; None if something may."""
     folder, name = os.path.split(os.path.realpath(path))
     if OF_A_RUN.match(name) and os.path.isfile(os.path.join(folder, RUN)):
         return "a file of this name is the run's own"  # also one that is not there: it would be taken for a checkpoint

@@ -7,7 +7,7 @@
 
 A picture is PNG, SVG or PDF, by its path's suffix; like every file it is written whole or not at all. matplotlib is
 used without pyplot, whose figures and settings are global: the style is set only while a plot is drawn, one at a time.
-Importing it takes as long as the rest of numdiff; the first plot does so, or `import_ahead` beside other work.
+Importing it takes as long as the rest of numdiff; the first plot does so, or `import_ahead` during other work.
 """
 import contextlib
 import functools
@@ -187,7 +187,7 @@ def draw_roofline(axes, points, bandwidth, peaks, legend=True):
 
 
 def close_ones(points, x_range, y_range):
-    """Groups of points (x, y, …) so close on logarithmic axes that labels beside each would cover one another.
+    """Groups of points (x, y, …) so close on logarithmic axes that labels next to them would overlap.
 
     x_range, y_range: the axes' upper ends over their lower ones
     """
@@ -260,8 +260,8 @@ class NoPlotsError(NumdiffError):
 
 @contextlib.contextmanager
 def without_backend():
-    """Context: matplotlib is imported without MPLBACKEND, which may name one that is not there (a notebook's `!numdiff`
-    inherits one), and is told it afterwards: nothing here draws to a screen, but others in the process may."""
+    """Context: import matplotlib without MPLBACKEND, which may name a missing backend (a notebook's `!numdiff` inherits
+    one). The variable is restored afterwards: nothing here draws to a screen, but others in the process may."""
     named = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
     try:
         yield
@@ -301,7 +301,7 @@ matplotlib = functools.cache(_Matplotlib)
 
 
 def import_ahead():
-    """Start importing matplotlib, beside work that waits for a device; the first plot reports any failure.
+    """Start importing matplotlib during work that waits for a device; the first plot reports any failure.
 
     A process that ends meanwhile waits for it: half imported, its C++ parts free Python's objects after Python's end.
     """

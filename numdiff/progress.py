@@ -14,7 +14,7 @@ import contextlib
 class Progress:
     """Attributes: waits, how many waits for all the ranks have begun; waiting, whether the last one is still going on;
     ticks; compiling, how deep in `compiling()`; doing, in words; resume, the command by which the work goes on after a
-    failure, None where it has to be started again; trains, whether the command has the options of training."""
+    failure, None if it has to be started again; trains, whether the command has the options of training."""
 
     def __init__(self):
         self.waits = self.ticks = self.compiling = 0

@@ -34,7 +34,7 @@ def progress_bar(total, what, unit, initial=0, keep=False, shown=None):
         shown = bool(sys.stderr and sys.stderr.isatty()) and os.environ.get("TERM") != "dumb"
         lines = None if shown else Lines(total, what, unit, initial)
     bar = ProgressBar(total=total, desc=what, unit=unit, initial=initial, leave=keep, disable=not shown,
-                      dynamic_ncols=True, file=sys.stderr, bar_format=LINE)
+                      dynamic_ncols=True, miniters=1, file=sys.stderr, bar_format=LINE)
     bar.lines = lines
     return bar
 
@@ -55,6 +55,7 @@ class ProgressBar(tqdm):
     """
 
     note, seconds, lines, _widest = "", None, None, 0
+    monitor_interval = 0  # no thread looks after it
     # tqdm's own is shared with processes: where those do not begin as forks (macOS, Python 3.14), making it starts
     # `python -c …`, which imports from the current folder
     _lock = threading.RLock()
@@ -108,11 +109,11 @@ class Lines:
         now = time.perf_counter()
         if now - self._said >= EVERY and (self.total is None or self.n < self.total) and sys.stderr:
             self._said = now
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
+            with contextlib.suppress(OSError, ValueError):  # the reader is gone, or it is closed
                 print(self.line(now - self._started), file=sys.stderr, flush=True)
 
     def line(self, elapsed):
-        """The line after so many seconds."""
+        """The line after `elapsed` seconds."""
         seconds = elapsed / (self.n - self.initial)
         left = "" if self.total is None else f"ETA {duration((self.total - self.n) * seconds)}"
         return "  ".join(filter(None, [self.what, count_of(self.n, self.total, self.unit), speed(seconds, self.unit),

@@ -8,9 +8,9 @@ the model and the `Diffusion` that a run builds (`arguments`). What one kind of 
 training/kinds/, in the same form.
 
 Who reads a setting takes it as an argument of the same name and default, SAME, or as an `Argument` says; a plain value
-is another default: in Python one asks for little, on the command line for a good run.
+is another default: Python defaults are minimal, command-line defaults give a good run.
 
-    python -m numdiff.settings      writes numdiff/arguments.pyi, which tells editors and type checkers of the arguments
+    python -m numdiff.settings      writes numdiff/arguments.pyi: declarations for editors and type checkers
 """
 import inspect
 import math
@@ -370,9 +370,9 @@ def takes(reader):
                                    default=line.argument(reader)[1], annotation=hint_of(line, reader))
                  for line in lines]
         kind.__init__.__signature__ = signature.replace(parameters=[*own, *named])
-        told = [f"    {line.argument(reader)[0]}: {line.help}" for line in lines]
+        described = [f"    {line.argument(reader)[0]}: {line.help}" for line in lines]
         head = "    Settings, by name (numdiff/settings.py has their ranges):"
-        kind.__doc__ = "\n".join([(kind.__doc__ or "").rstrip(), "", head, *told, ""])
+        kind.__doc__ = "\n".join([(kind.__doc__ or "").rstrip(), "", head, *described, ""])
         return kind
     return decorate
 

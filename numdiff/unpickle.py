@@ -49,7 +49,7 @@ def read_pickle(stream, names, storage_of=None, operations=MAXIMUM_OPERATIONS):
     """The object of the pickle that starts at the stream's position, which is left just behind it.
 
     stream: an `io.BytesIO`, so that no announced length is trusted. names: 'module name' -> function of the caller
-    that is called in its place, or None where only the name matters. storage_of: called with each persistent id (a
+    that is called in its place, or None if only the name matters. storage_of: called with each persistent id (a
     tuple); without it these are refused. operations: the most that are run. Integers of more than 128 bits, dict keys
     that are neither text nor number, and too many operations raise ValueError; damage raises whatever Python does.
     """

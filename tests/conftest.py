@@ -28,7 +28,7 @@ import numdiff.device as device_module
 from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.quick_types import quick_types
-from tests import kept
+from tests import advice, kept
 from tests.distributed.hosts import can_make_hosts
 from tests.kernels import covered
 
@@ -196,6 +196,23 @@ def _compile_once():
     ptx.PtxDevice.compile = staticmethod(compile_once)
     yield
     ptx.PtxDevice.compile = staticmethod(compiled)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _listens():
+    """Every message of a test is noted (advice.py)."""
+    patch = pytest.MonkeyPatch()
+    advice.listen(patch)
+    yield
+    patch.undo()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """A test fails where what it makes numdiff say advises what does not exist."""
+    result = yield
+    assert not (faults := advice.faults_heard()), "\n".join(faults)
+    return result
 
 
 ALL_CORES = "device", "distributed", "kernels"  # folders whose tests share a batch among the cores, as users' runs do

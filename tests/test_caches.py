@@ -80,6 +80,12 @@ def test_links(root, tmp_path):
         read_own(folder / "fifo")
     with pytest.raises(NotADirectoryError):
         own_folder(folder / "a")
+    (folder / "folder").mkdir()
+    with pytest.raises(IrregularFile, match="it is a folder"):
+        read_own(folder / "folder")
+    os.truncate(folder / "a", 1 << 40)
+    with pytest.raises(OSError, match="too large"):
+        read_own(folder / "a")
 
 
 def test_kernels_of_another_user_are_not_loaded(root, other_user):
@@ -107,3 +113,13 @@ def test_pictures_of_another_user_are_not_read(root, tmp_path, other_user):
     other_user()
     with pytest.raises(NumdiffError, match=r"cannot be kept in .* \(it belongs to another user\): set NUMDIFF"):
         open_dataset(tmp_path / "photos", 8)
+
+
+def test_a_user_without_a_home(monkeypatch, tmp_path):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+    for name in ("NUMDIFF_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pathlib.Path.home", home)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert own_folder(os.path.join(cache_root(), "a")) == tmp_path / f"numdiff-{os.getuid()}" / "a"

@@ -20,7 +20,7 @@ FLOORS = (("cli",), ("numdiff",), ("benchmark", "evaluation"), ("training",), ("
           ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)
 # Who names Numba, and what it takes from there: `cuda` comes from numdiff.device, types and `intrinsic` make intrinsics
 INTRINSICS = {"numba.cuda.types", "numba.cuda.extending.intrinsic"}
-NUMBA = {"device/gpu.py": {"numba.cuda", "numba.config"}, "device/cpu.py": {"numba"}, "hdf5/lzf.py": {"numba"},
+NUMBA = {"device/gpu.py": {"numba.cuda"}, "device/cpu.py": {"numba"}, "hdf5/lzf.py": {"numba"},
          "device/loop_cache.py": {"numba", "numba.core.caching.NullCache", "numba.core.compiler.CompileResult",
                                   "numba.core.serialize.dumps"},
          "device/inline_ptx.py": {"numba.cuda.types", "numba.cuda.core.errors.RequireLiteralValue",

@@ -21,10 +21,11 @@ from numdiff.kernels import operation, versions
 from numdiff_cli.main import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PATHS = [*ROOT.glob("*.md"), ROOT / "data" / "README.md", *sorted((ROOT / "numdiff").rglob("*.md"))]
+PATHS = [*ROOT.glob("*.md"), ROOT / "data" / "README.md", *sorted((ROOT / "numdiff").rglob("*.md")),
+         *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PATHS}
 README = PAGES["README.md"]
-LOGS = "CHANGELOG.md", "numdiff/kernels/NOTES.md", "numdiff/training/PRESETS.md"  # say what was, too
+LOGS = "CHANGELOG.md", "docs/log/kernels.md", "docs/log/presets.md"  # say what was, too
 TOY = "leaky_relu"  # what CONTRIBUTING.md adds
 OTHERS = {"--help", "--durations", "--exhaustive", "--bind-to"}  # options of every command, pytest's and mpiexec's
 
@@ -94,8 +95,9 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     assert "(2, 32, 32, 3) (3, 3, 3, 32)" in capsys.readouterr().out
 
 
-EXAMPLES = [(page, example) for page in PAGES for example in blocks(page, "python")
-            if page not in ("README.md", "numdiff/emulator/README.md")]
+EXAMPLES = [(page, example) for page in PAGES for example in (
+    ["\n".join(blocks(page, "python"))] if page.startswith("docs/") else blocks(page, "python"))
+            if example and page not in ("README.md", "numdiff/emulator/README.md")]
 
 
 @pytest.mark.parametrize("page, example", EXAMPLES, ids=[f"{page} {i}" for i, (page, _) in enumerate(EXAMPLES)])
@@ -156,7 +158,7 @@ def test_enough_was_found():
     assert len(OURS) >= 60 and len(THEIRS) >= 8 and len(EXAMPLES) >= 1
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/")])  # mkdocs checks the site's
 def test_pictures_and_links_exist(page):
     """Files, and headings within them as GitHub makes anchors of them."""
     for target, anchor in re.findall(r"\]\(([^)#:\s]*)(#[^)\s]+)?\)", prose(page)):
@@ -177,3 +179,10 @@ def test_options_and_paths_in_the_prose_exist(page):
             assert importlib.util.find_spec(module[1]), text
         if re.fullmatch(r"(numdiff|cli|tests|data)(/[\w.-]+)*/?", text) and TOY not in text:
             assert (ROOT / text).exists(), text
+
+
+def test_pages_agree_on_the_time_of_the_tests():
+    """…which tests/README.md gives in full."""
+    said = [re.findall(r"(\S+ minutes?) on two(?: idle)? cores", (ROOT / page).read_text(encoding="utf-8"))
+            for page in ("README.md", "CONTRIBUTING.md", "tests/README.md")]
+    assert [{*times} for times in said] == [{"5 minutes"}] * 3, said

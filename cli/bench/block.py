@@ -5,6 +5,7 @@ from ..output import echo
 from ..settings import GroupedCommand, settings
 from ..values import Choice
 from .shared import measurement
+from .versus import ended_promptly
 
 
 @click.command(cls=GroupedCommand)
@@ -35,13 +36,14 @@ def block(batch, size, channels, repeats, versus, **given):
         require_torch()
     options = resolve(given)
     echo(f"block        {batch}×{size}×{size}×{channels}, 7×7, inside {4 * channels} channels")
-    rows = bench_block(options.device, options.precision, batch, size, channels, MODES if versus else (), repeats,
-                       lambda what: click.echo(f"measuring    {what} …", err=True), given.get("device") != "cuda")
-    click.echo(f"\n| {'':28s} | forward ms | with backward ms | times numdiff's |")
-    echo(f"| {'-' * 28} | {'-' * 10} | {'-' * 16} | {'-' * 15} |")
-    for row in rows:
-        if "fault" in row:
-            echo(f"| {row['where']:28s} | failed: {row['fault']} | | |")
-            continue
-        against = "{:.2f}, {:.2f}".format(*row["against"]) if "against" in row else ""
-        echo(f"| {row['where']:28s} | {1e3 * row['forward']:10.4f} | {1e3 * row['both']:16.4f} | {against:>15} |")
+    with ended_promptly(versus):
+        rows = bench_block(options.device, options.precision, batch, size, channels, MODES if versus else (), repeats,
+                           lambda what: click.echo(f"measuring    {what} …", err=True), given.get("device") != "cuda")
+        click.echo(f"\n| {'':28s} | forward ms | with backward ms | times numdiff's |")
+        echo(f"| {'-' * 28} | {'-' * 10} | {'-' * 16} | {'-' * 15} |")
+        for row in rows:
+            if "fault" in row:
+                echo(f"| {row['where']:28s} | failed: {row['fault']} | | |")
+                continue
+            against = "{:.2f}, {:.2f}".format(*row["against"]) if "against" in row else ""
+            echo(f"| {row['where']:28s} | {1e3 * row['forward']:10.4f} | {1e3 * row['both']:16.4f} | {against:>15} |")

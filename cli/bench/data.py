@@ -16,17 +16,17 @@ from .shared import measurement
                   "comparison.  [default: that of the fastest step for 64×64 or 256×256 pixels and 32×32×4 latents]"}),
     ("--repeats", {"metavar": "N", "type": click.IntRange(1), "default": 3, "show_default": True,
                    "help": "Epochs to measure for each row, with the file opened again; their median is reported."}),
-    ("--images", {"metavar": "N", "type": click.IntRange(1), "help": "Images of an epoch to read at most.  [default: "
-                  "all]"}))
+    ("--images", {"metavar": "N", "type": click.IntRange(1, 10**9), "help": "Images of an epoch to read at most.  "
+                  "[default: all]"}))
 @click.option("--batch", cls=Setting, heading="Measurement", metavar="IMAGES", type=click.IntRange(1), default=64,
               show_default=True, help="Images at a time.")
 @settings("device", "image_size")
 def data(file, batch, demand, repeats, images, device, image_size):
     """Measure how fast images come from the dataset FILE or a folder of pictures (default: the emoji), cold and warm.
 
-    They pass what they pass in training: reading, unpacking, the shuffled order; on a GPU also the upload, and the
-    kernel that mirrors and normalises. "From the file" is how a set of two gigabytes and more is read, a smaller one
-    lies in memory. Cold: the system has been asked to forget the file.
+    They pass the same stages as in training: reading, unpacking, the shuffled order; on a GPU also the upload, and the
+    kernel that mirrors and normalises. "From the file" is how a dataset of two gigabytes and more is read; a smaller
+    one is held in memory. Cold: the system has dropped the file's pages from its cache.
     """
     from numdiff.benchmark.data import HEADING, bench_data, demand_of, line, verdict
     from numdiff.data.dataset import Dataset, default_path

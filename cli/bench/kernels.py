@@ -5,7 +5,7 @@ from numdiff.training import kinds
 
 from ..settings import GroupedCommand, settings
 from ..values import Choice
-from .shared import KERNELS, MEASURED, check_results, echo_model, measurement, model_name
+from .shared import KERNELS, MODEL, check_results, echo_model, measurement, model_name
 
 
 @click.command(cls=GroupedCommand)
@@ -23,7 +23,7 @@ from .shared import KERNELS, MEASURED, check_results, echo_model, measurement, m
                 "problem; with --of files `python -m numdiff.kernels.figures` reads it."}),
     ("--png", {"metavar": "FILE.png", "type": click.Path(dir_okay=False), "help": "Draw the rows that compute under "
                "the roof of the card: TFLOP/s over FLOPs a byte."}))
-@settings(*KERNELS, *MEASURED)
+@settings(*KERNELS, *MODEL)
 def kernels(operations, of, chosen, shapes, versus, json, png, **given):
     """Measure each version of the operations (default: all) at the shapes of a model.
 

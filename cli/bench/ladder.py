@@ -5,6 +5,7 @@ from ..output import echo
 from ..settings import KindGroup, ListOf, kind_command
 from ..values import Choice
 from .shared import check_results, measured_by, model_name
+from .versus import ended_promptly
 
 LADDER_SETTINGS = ("preset", "device", "recompute", "batch", "image_size", "channels", "data")
 LADDER = measured_by(
@@ -22,7 +23,8 @@ LADDER = measured_by(
 
 
 def ladder_command(kind):
-    return kind_command(kind, "bench ladder", *LADDER_SETTINGS, *kind.measured, options=LADDER, run=measure_ladder)
+    return kind_command(kind, "bench ladder", *LADDER_SETTINGS, *kind.model_settings, options=LADDER,
+                        run=measure_ladder)
 
 
 @click.group(cls=KindGroup, make=ladder_command)
@@ -66,9 +68,10 @@ def measure_ladder(model, rows, steps, warmup, csv, png, versus, **given):
         flops = next((row["flops"] / row["batch"] for row in done if "ms" in row), 0)
         click.echo("\nPyTorch's step, without noise, clipping and the average of the weights; speed-up over its own "
                    "first row")
-        for row in bench_torch_ladder(options, get_backend(options.device), flops, steps, warmup,
-                                      lambda what: echo(f"measuring    {what} …", err=True)):
-            echo(ladder_line(row))
+        with ended_promptly():
+            for row in bench_torch_ladder(options, get_backend(options.device), flops, steps, warmup,
+                                          lambda what: echo(f"measuring    {what} …", err=True)):
+                echo(ladder_line(row))
 
 
 def ladder_line(row):

@@ -11,8 +11,8 @@ OF_RUNS = ("checkpoint_every", "keep", "ema_std", "ema_snapshots", "sample_every
 QUALITY = measured_by(
     ("--target", {"metavar": "DISTANCE,…", "type": ListOf(float), "help": "Spatial Fréchet distances to reach; the run "
                   "ends with the smallest.  [default: 0.3,0.15,0.08]"}),
-    ("--every", {"metavar": "STEPS", "type": click.IntRange(1), "help": "Steps between two measurements.  [default: a "
-                 "sixteenth of --steps]"}),
+    ("--every", {"metavar": "STEPS", "type": click.IntRange(1, 10**9), "help": "Steps between two measurements.  "
+                 "[default: a sixteenth of --steps]"}),
     ("--samples", {"metavar": "IMAGES", "type": click.IntRange(4, 1_000_000), "help": "Images of a measurement.  "
                    "[default: as many as the data has]"}),
     ("--sample-batch", {"metavar": "IMAGES", "type": click.IntRange(1), "default": 128, "show_default": True,

@@ -7,7 +7,7 @@ from numdiff.settings import SAMPLERS
 from ..settings import KindGroup, kind_command
 from ..values import Choice
 from .shared import echo_model, measured_by
-from .versus import VERSUS, measured, torch_pairs
+from .versus import VERSUS, ended_promptly, measured, torch_pairs
 
 SAMPLED = ("preset", "device", "precision", "eager", "image_size", "channels")
 SAMPLE = measured_by(
@@ -26,7 +26,7 @@ SAMPLE = measured_by(
 
 
 def sample_command(kind):
-    return kind_command(kind, "bench sample", *SAMPLED, *kind.sampled, options=SAMPLE, run=measure_samples)
+    return kind_command(kind, "bench sample", *SAMPLED, *kind.model_settings, options=SAMPLE, run=measure_samples)
 
 
 @click.group(cls=KindGroup, make=sample_command)
@@ -41,7 +41,7 @@ def measure_samples(model, sampler, sample_steps, cfg_scale, batches, warmup, ve
     options = resolve({"model": model, "optimizer": "adamw", **given})  # no step is taken
     pairs = torch_pairs(options, versus, modes, torch_precision)
     echo_model(options)
-    with as_options():
+    with as_options(), ended_promptly(pairs):
         result = bench_sample(options, batches, warmup, pairs,
                               lambda what: click.echo(f"measuring    {what} …", err=True), sampler=sampler,
                               steps=sample_steps, cfg_scale=cfg_scale)

@@ -7,11 +7,18 @@ from ..settings import Setting
 
 KERNELS = ("device", "precision", "batch", "image_size", "channels")
 ENDINGS = {"--json": ".json", "--out": ".json", "--csv": ".csv", "--grid": ".png"}  # of what they write
-MEASURED = tuple(name for kind in kinds.KINDS.values() for name in kind.measured)
+MODEL = tuple(dict.fromkeys(name for kind in kinds.KINDS.values() for name in kind.model_settings))  # of any kind
+
+
+MOST = 100_000  # repetitions of a measurement
 
 
 def measured_by(*options):
-    """Options under the heading Measurement; each is (flag, attributes)."""
+    """Options under the heading Measurement; each is (flag, attributes). Whole numbers without a limit get MOST."""
+    for _, attributes in options:
+        kind = attributes.get("type")
+        if isinstance(kind, click.IntRange) and kind.max is None:
+            attributes["type"] = click.IntRange(kind.min, MOST)
     return [click.option(name, cls=Setting, heading="Measurement", **attributes) for name, attributes in options]
 
 

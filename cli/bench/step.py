@@ -3,7 +3,7 @@ import click
 
 from ..settings import KindGroup, kind_command
 from .shared import echo_model, measured_by
-from .versus import VERSUS, measured, torch_pairs
+from .versus import VERSUS, ended_promptly, measured, torch_pairs
 
 SHARED = ("preset", "device", "precision", "eager", "recompute", "batch", "microbatch", "optimizer", "image_size",
           "channels")
@@ -15,7 +15,7 @@ STEP = measured_by(
 
 
 def step_command(kind):
-    return kind_command(kind, "bench step", *SHARED, *kind.measured, options=STEP, run=measure)
+    return kind_command(kind, "bench step", *SHARED, *kind.model_settings, options=STEP, run=measure)
 
 
 @click.group(cls=KindGroup, make=step_command)
@@ -32,7 +32,8 @@ def measure(model, steps, warmup, versus, modes, torch_precision, **given):
     options = resolve({"model": model, **given})
     pairs = torch_pairs(options, versus, modes, torch_precision)
     echo_model(options)
-    result = bench_step(options, steps, warmup, pairs, lambda what: click.echo(f"measuring    {what} …", err=True))
+    with ended_promptly(pairs):
+        result = bench_step(options, steps, warmup, pairs, lambda what: click.echo(f"measuring    {what} …", err=True))
     click.echo(f"device       {result['device']}")
     click.echo(f"parameters   {result['parameters']:,}")
     click.echo(f"arithmetic   {result['flops_per_step'] / 1e12:.4g} TFLOP a step")

@@ -7,7 +7,7 @@ from numdiff.training import kinds
 
 from ..settings import GroupedCommand, settings
 from ..values import Choice, Number
-from .shared import KERNELS, MEASURED, echo_model, measurement
+from .shared import KERNELS, MODEL, echo_model, measurement
 
 
 @click.command(cls=GroupedCommand)
@@ -22,7 +22,7 @@ from .shared import KERNELS, MEASURED, echo_model, measurement
     ("--out", {"metavar": "FILE.json", "type": click.Path(dir_okay=False),
                "help": "The table to write; an existing one keeps its entries for other shapes.  [default: this "
                        "card's, in numdiff/kernels/tuning]"}))
-@settings(*KERNELS, *MEASURED)
+@settings(*KERNELS, *MODEL)
 def tune(of, shapes, timeout, out, **given):
     """Measure which tiles are best for the float16 kernels on this card, and write its table.
 

@@ -1,4 +1,4 @@
-"""One ConvNeXt block, forward and with its backward pass: on a GPU, on the CPU, and beside PyTorch's.
+"""One ConvNeXt block, forward and with its backward pass: on a GPU, on the CPU, and compared with PyTorch's.
 
     forward     x (B, H, W, C) and what the timestep adds (B, C) to the block's output, nothing kept for a backward
     with backward   the same, recorded, and the gradients of x, of the addend and of all weights
@@ -103,7 +103,7 @@ def bench_block(device="auto", precision="fp16", batch=32, size=32, channels=128
 
     device: "cpu", or a GPU, whose rows come first; cpu: whether the CPU is measured after it
     precision: the GPU's; the CPU computes in float32
-    modes: PyTorch's, of MODES; report: is told what is measured
+    modes: PyTorch's, of MODES; report: receives the name of each measurement
     """
     backend, shape = get_backend(device), (batch, size, channels)
     if hasattr(backend, "cache"):

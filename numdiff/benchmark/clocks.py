@@ -16,7 +16,7 @@ import time
 from ..device import cuda, int64, nanoseconds, zeros
 
 WINDOW = 100  # launches for which the stream is held at a time: the driver queues about a thousand, events included
-HOLD_NS = 20_000_000  # longer than Python needs to launch and watch most of them; doubled where it was not
+HOLD_NS = 20_000_000  # longer than Python needs to launch and time most of them; doubled if that was too short
 LONGEST_HOLD_NS = 320_000_000
 EMPTY_KERNELS = 200  # replayed as one graph, for the time of one of them
 TRIES = 6  # more runs for calls that came too late
@@ -111,7 +111,7 @@ class Clock:
         self.gpu.check(self.driver.cuEventRecord(self.events[-1], self.gpu.stream_handle))
 
     def microseconds(self):
-        """Of each call timed, NaN where the stream came free meanwhile; forgets them."""
+        """The time of each call, NaN if the stream became idle meanwhile; clears the list."""
         self.gpu.synchronize()
         check, driver, events, late = self.gpu.check, self.driver, self.events, self.late
         times = [1e3 * float(check(driver.cuEventElapsedTime(a, b)))
@@ -200,7 +200,7 @@ def replayed(step, launches, repeats):
 
 
 def match(seen, launches, repeats):
-    """(µs of each launch, µs of a replay) from the profiler's (name, start, end); None where they do not match the
+    """(µs of each launch, µs of a replay) from the profiler's (name, start, end); None if they do not match the
     launches.
     """
     seen = sorted(seen, key=lambda run: run[1])

@@ -1,8 +1,8 @@
 """What one call of an operation must move and compute, read from its arguments.
 
-Bytes are counted from the arrays themselves, whatever their dtype: each one that comes in is read once, each result is
-written once, and gradients of parameters, which are added to, are both. No kernel needs less; one that reads its input
-twice shows a lower rate. FLOPs are what the `*_cost` function beside the operation gives.
+Bytes are counted from the arrays, whatever their dtype. Each input is read once and each result is written once;
+gradients of parameters are accumulated, so they count twice. This is the minimum: a kernel that reads its input
+twice shows a lower rate. FLOPs come from the `*_cost` function of the operation.
 """
 import inspect
 import math
@@ -64,7 +64,7 @@ def cost_function(function):
 
 
 def cost_of(function, arguments, results):
-    """(bytes, FLOPs) of a call; FLOPs None where the arguments do not determine them.
+    """(bytes, FLOPs) of a call; FLOPs None if the arguments do not determine them.
 
     arguments: {name: value} as bound to the function's parameters, with defaults; results: what it returned
     """

@@ -6,8 +6,8 @@ The batches are those of a run (data/loader.py), one epoch of a file that was ju
 and unpacked once. `file` reads as training reads a set of two gigabytes and more, which stays on disk; `memory` is what
 a smaller one does: it is read as a whole, which takes `open_s`, and then batches are gathered from memory.
 
-A cold file is one whose pages the system holds no more: it is asked to drop them, and a look at some of them, which
-does not wait for the disk, tells whether it has. A warm file is read once before.
+The file is cold when the system's page cache holds none of its pages: the system is requested to drop them, and a
+sample of pages, read without waiting for the disk, shows whether it did. A warm file is read once before.
 """
 import contextlib
 import errno
@@ -33,7 +33,7 @@ BLOCK = 1 << 20
 
 
 def demand_of(dataset):
-    """Images a second of the fastest step for such images; None where none is known."""
+    """Images a second of the fastest step for such images; None if none is known."""
     return DEMANDS.get((*dataset.shape[1:], dataset.dtype.name))
 
 
@@ -120,7 +120,7 @@ def drop_pages(path):
 
 
 def cached_share(file):
-    """The share of a file's pages that lie in the system's cache, from a look at some; 0 where it cannot be seen."""
+    """The fraction of a file's pages in the system's cache, from a sample of them; 0 if it is unknown."""
     size, held = os.fstat(file.fileno()).st_size, 0
     looks = max(1, min(LOOKS, size // APART))
     for offset in np.linspace(0, max(0, size - 1), looks).astype(np.int64).tolist():
@@ -128,7 +128,7 @@ def cached_share(file):
             held += os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT) > 0
         except (AttributeError, OSError) as error:
             if getattr(error, "errno", None) != errno.EAGAIN:
-                return 0  # it cannot be asked
+                return 0  # the system cannot report it
     return held / looks
 
 
@@ -156,7 +156,7 @@ def line(row, demand=None):
 
 
 def verdict(rows, demand):
-    """A sentence: whether the loader keeps ahead from a warm file; None where no demand is known."""
+    """A sentence: whether the loader keeps ahead from a warm file; None if no demand is known."""
     row = next((row for row in rows if row["where"] == "file" and not row["cold"] and "missing" not in row), None)
     if not demand or row is None:
         return None

@@ -49,7 +49,7 @@ class Recorded:
     flops: int | None
     outermost: bool
     count: int = 1
-    apart: tuple = ()  # words by which it differs from calls of the same shapes
+    apart: tuple = ()  # words that distinguish it from calls of the same shapes
 
     @property
     def name(self):
@@ -140,7 +140,7 @@ def _given(words):
 
 
 def _word(name, value):
-    """What tells an argument from others of its name: "" where there is none."""
+    """The word that distinguishes this argument from others of its name; "" if there is none."""
     if value is None or value is False or isinstance(value, float):
         return ""
     if hasattr(value, "_fields"):  # such as a stack of matrices
@@ -325,7 +325,7 @@ def call_with(function, arguments, version):
 
 
 def microseconds_in_turns(jobs, rounds=ROUNDS):
-    """Median microseconds of a call of each job, (run, wait, calls), which take turns."""
+    """Median microseconds of a call of each job (run, wait, calls); the jobs alternate."""
     times = [[] for _ in jobs]
     for turn in range(rounds + 1):
         for (run, wait, calls), taken in zip(jobs, times, strict=True):
@@ -362,7 +362,7 @@ def wanted_calls(calls, operations, shapes):
 def bench_kernels(options, operations=(), chosen=False, shapes=None, versus=False):
     """Yields a dict for each version of each operation at each shape of a training step of the options' model:
     operation, shape, version ("v3", with a star where the launcher chooses it), name (of the version, or None), calls
-    (a step), us, gb_s, tflops, roof (share), bound ("memory" or "arithmetic"), torch_us (None where PyTorch has no
+    (a step), us, gb_s, tflops, roof (share), bound ("memory" or "arithmetic"), torch_us (None if PyTorch has no
     counterpart or is not installed); bandwidth (bytes/s), precision and peak (FLOP/s in it): the roof, None where
     unknown; dtype; card.
 
@@ -412,11 +412,11 @@ def bench_call(call, measured, roof, precision, chosen=False, versions=None):
     theirs = torch_call(call, sets[0], precision) if backend is None or measured.arena else None
     times = microseconds_in_turns(jobs + ([theirs] if theirs else []))
     theirs_us = times.pop() if theirs else None
-    for us, told in sorted(zip(times, labels, strict=True), key=lambda pair: pair[1]):
+    for us, version in sorted(zip(times, labels, strict=True), key=lambda pair: pair[1]):
         kind = roof_of(call.name, call.dtype, precision)
         share, bound = roof.share(us / 1e6, call.moved, call.flops, kind)
-        yield {"operation": call.name, "shape": call.shape(), "dtype": call.dtype.name, "version": told,
-               "name": name_of(call.name, int(told.strip("v*") or 0), call.dtype), "calls": call.count, "us": us,
+        yield {"operation": call.name, "shape": call.shape(), "dtype": call.dtype.name, "version": version,
+               "name": name_of(call.name, int(version.strip("v*") or 0), call.dtype), "calls": call.count, "us": us,
                "gb_s": call.moved / us / 1e3, "tflops": call.flops and call.flops / us / 1e6, "roof": share,
                "bound": bound, "torch_us": theirs_us, "bandwidth": roof.bandwidth, "precision": kind,
                "peak": roof.flops(kind), "card": getattr(backend, "device_name", None)}

@@ -89,7 +89,7 @@ BARS = {"fp32": 1e-3, "tf32": 2e-2, "fp16": 2e-2}  # largest deviation of a loss
 # Which rows -----------------------------------------------------------------------------------------------------------
 
 def chosen(numbers):
-    """[(number, Row)] of the numbers asked for (None: all); a `UsageError` for one that does not exist."""
+    """[(number, Row)] of the requested numbers (None: all); a `UsageError` for one that does not exist."""
     if numbers == ():
         raise UsageError(f"--rows none leaves no row to measure: give some of 1 to {len(ROWS)}, or leave it out.")
     for number in numbers or ():
@@ -107,7 +107,7 @@ def check_rows(options, numbers):
 
 
 def left_out(row, backend, unsuitable=None):
-    """Why a row does not apply on this device, in words; None where it does. unsuitable: why the data does not."""
+    """Why a row does not apply on this device, in words; None if it does. unsuitable: why the data does not."""
     gpu = hasattr(backend, "capture")
     if row.loaded:
         return unsuitable
@@ -126,7 +126,7 @@ def options_of(row, options, batch, backend):
 
 
 def unsuitable_data(options, dataset):
-    """Why training images cannot be read from the dataset for this model; None where they can."""
+    """Why training images cannot be read from the dataset for this model; None if they can."""
     wanted = options.image_size, options.channels or 3
     found = dataset.shape[1], dataset.shape[3]
     if dataset.shape[1] != dataset.shape[2] or found != wanted:
@@ -139,7 +139,7 @@ def unsuitable_data(options, dataset):
 # The largest batch ----------------------------------------------------------------------------------------------------
 
 def bytes_for(options, gpu, batch):
-    """Bytes that a step of so many images takes on a GPU, weights and all; NaN where an array is too large to count."""
+    """Bytes that a step of `batch` images takes on a GPU, with the weights; NaN if an array is too large to count."""
     taken, device = [], Measuring(gpu)
     device.arena = Arena(lambda nbytes: taken.append(nbytes) or sum(taken) - nbytes)
     try:
@@ -182,7 +182,7 @@ class FromDisk:
 def paced(step, steps, warmup, seconds=ROW_S, together=False):
     """Seconds of each of `steps` runs after `warmup`, of fewer (at least LEAST) where they take longer than `seconds`.
 
-    together: a third of them at a time is waited for, and shares its time, so that copies run beside steps
+    together: wait for a third of the runs at a time and divide its time by their number, so that copies overlap steps
     """
     def timed(count):
         start = time.perf_counter()
@@ -261,8 +261,8 @@ def measure_row(row, step, steps, warmup, dataset=None):
 
 @contextlib.contextmanager
 def own_memory(backend):
-    """Context: what is allocated lies in an arena of its own, and goes back to the driver afterwards. Gives a function:
-    the most bytes that have been held, or None where nobody counts."""
+    """Context: allocations come from a separate arena, which returns its memory to the driver afterwards. Gives a
+    function: the peak of bytes held, or None if the device does not count them."""
     if not hasattr(backend, "new_arena"):
         yield lambda: None
         return

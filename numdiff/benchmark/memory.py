@@ -8,14 +8,14 @@ from collections import Counter
 
 from .watch import BETWEEN, MODEL, Layers, watching_operations
 
-BESIDE = "backward", "freed, but read by gradients beside it"  # kernels/beside.py
+IN_FLIGHT = "backward", "freed, but in use by weight gradients on the side stream"  # kernels/beside.py
 
 
 class Holdings:
-    """Context: who held what in some arenas at the moment when they held the most together.
+    """Context: the bytes of each owner in some arenas at the moment of their highest total.
 
     owner(): names the current owner. Afterwards peak: bytes; held: Counter of bytes by owner, None for what was taken
-    before, BESIDE for what nobody owns any more and nobody gets yet.
+    before, IN_FLIGHT for memory that is freed but not yet available.
     """
 
     def __init__(self, arenas, owner):
@@ -52,10 +52,10 @@ class Holdings:
         used = sum(arena.used_bytes for arena in self.arenas)
         if used > self.peak:
             self.peak, self.held = used, Counter()
-            for who, nbytes in self._live.values():
-                self.held[who] += nbytes
-            if waits := sum(arena.held_since(0) for arena in self.arenas):
-                self.held[BESIDE] = waits
+            for owner, nbytes in self._live.values():
+                self.held[owner] += nbytes
+            if in_flight := sum(arena.held_since(0) for arena in self.arenas):
+                self.held[IN_FLIGHT] = in_flight
             self.held[None] = used - sum(self.held.values())
 
 

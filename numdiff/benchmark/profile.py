@@ -1,9 +1,9 @@
 """Where a training step's time goes: by kernel, and by layer; and what holds its memory.
 
 A step runs eagerly while its operations and launches are watched. The time of each launch comes, if possible, from
-inside the replayed graph, else from events around each launch (clocks.py): then each kernel is timed by itself, whereas
-in a graph it starts while the previous one ends, so the sum over all kernels may exceed the captured step. The step as
-it trains is measured, too, and shown beside the sum.
+inside the replayed graph, else from events around each launch (clocks.py). With events each kernel is timed by itself,
+whereas in a graph it starts while the previous one ends, so the sum over all kernels may exceed the captured step. The
+step as it trains is measured, too, and shown next to the sum.
 
 Bytes and FLOPs of an operation (costs.py) are counted for the longest of its kernels. An operation that calls others is
 charged only what they are not. Without a GPU the same tables show the operations: on the CPU a kernel is one call of
@@ -202,7 +202,7 @@ class Profile:
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})
 
     def save(self, path):
-        """Write the Chrome trace; a `NumdiffError` where that fails."""
+        """Write the Chrome trace; a `NumdiffError` if that fails."""
         write_text(path, self.chrome(), "the trace")
 
 

@@ -16,6 +16,7 @@ from ..device.planned import collect
 from ..device.roof import peak_flops
 from ..errors import OutOfMemoryError, UsageError
 from ..kernels.beside import in_order
+from ..progress_bar import progress_bar
 from ..training.build import build_model, build_trainer, describe_recomputation
 from ..training.compiling import aside, compiling
 from ..training.price import with_and_without
@@ -46,7 +47,7 @@ class RandomImages:
 
 
 def random_model(options):
-    """The model that the options describe, none of whose weights is zero."""
+    """The model that the options describe, without zero weights."""
     num_classes = (options.num_classes or CLASSES) if options.class_cond else None
     model = build_model(options, options.channels or 3, num_classes)
     fill_zeros(model)
@@ -133,7 +134,7 @@ class NumdiffStep(Measured):
 
 
 def seconds_in_turns(steps, count, warmup):
-    """[seconds of each of `count` runs] of several steps, which take turns, after `warmup` runs each.
+    """[seconds of each of `count` runs] of several steps, which alternate, after `warmup` runs each.
 
     steps: objects with run() and wait(); every run is waited for.
     """
@@ -142,12 +143,14 @@ def seconds_in_turns(steps, count, warmup):
             step.run()
         step.wait()
     times = [[] for _ in steps]
-    for _ in range(count):
-        for step, taken in zip(steps, times, strict=True):
-            start = time.perf_counter()
-            step.run()
-            step.wait()
-            taken.append(time.perf_counter() - start)
+    with progress_bar(count, "measuring", "repetition") as bar:
+        for _ in range(count):
+            for step, taken in zip(steps, times, strict=True):
+                start = time.perf_counter()
+                step.run()
+                step.wait()
+                taken.append(time.perf_counter() - start)
+            bar.update()
     return times
 
 
@@ -160,17 +163,18 @@ def summary(times, flops, images, peak):
 
 
 def beside_torch(ours, versus, make, count, warmup, summarise, started=None):
-    """`ours` measured in turns with each of PyTorch's (mode, precision) pairs: (seconds of ours, a dict of each pair).
+    """`ours` and each of PyTorch's (mode, precision) pairs, alternating: (seconds of ours, a dict of each pair).
 
     make(mode, precision): PyTorch's side: run(), wait(), close(), peak_bytes, parameters, first_s
     summarise(seconds, precision): a dict with ms; started(text): called before each pair
     A dict has mode, precision, what summarise gives, peak_mib, first_s, parameters, and ratio: PyTorch's ms / ours in
     the same turns; or, of a pair that failed, mode, precision and fault.
     """
+    from .torch_step import wait_of
     times, rows = [], []
     for mode, precision in versus:
         if started:
-            started(f"PyTorch {mode}, {precision}")
+            started(f"PyTorch {mode}, {precision}{wait_of(mode)}")
         row, theirs = {"mode": mode, "precision": precision}, None
         try:
             theirs = make(mode, precision)
@@ -191,7 +195,7 @@ def beside_torch(ours, versus, make, count, warmup, summarise, started=None):
 def bench_step(options, steps=20, warmup=5, versus=(), started=None):
     """Times of `steps` training steps of the model and batch that `options` (a TrainOptions) describe.
 
-    Each is waited for; loading the batch, which a training run does beside the step, is not included.
+    The host waits for each step. Loading the batch is excluded: a training run loads it concurrently with the step.
 
     versus: (mode, precision) pairs of PyTorch's step, of torch_step.MODES and PRECISIONS, each measured in turns with
         numdiff's; started(text): called before each

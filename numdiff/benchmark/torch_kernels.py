@@ -11,7 +11,7 @@ from .replays import MAX_CALLS, REPLAY_S, repeated
 
 
 def torch_call(call, arguments, precision):
-    """(run, wait, calls) of PyTorch's counterpart of a recorded call, on the same numbers; None where there is none."""
+    """(run, wait, calls) of PyTorch's counterpart of a recorded call, on the same numbers; None if there is none."""
     if importlib.util.find_spec("torch") is None or call.name not in COUNTERPARTS:
         return None
     import torch

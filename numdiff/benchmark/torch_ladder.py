@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..device.roof import peak_flops
 from .ladder import paced
 from .step import summary
-from .torch_step import TorchStep
+from .torch_step import TorchStep, wait_of
 
 ROOM = 0.92  # of the free memory: PyTorch's allocator leaves gaps
 SMALLER = 0.85  # of a batch that did not fit after all
@@ -70,7 +70,7 @@ def bench_torch_ladder(options, backend, flops, steps, warmup, started=None):
             yield {**found, "left_out": "it needs a GPU, whose memory ends"}
             continue
         if started:
-            started("PyTorch, " + row.name.removeprefix("PyTorch, "))
+            started("PyTorch, " + row.name.removeprefix("PyTorch, ") + wait_of(row.mode))
         row = row._replace(precision="bf16" if row.precision == "fp16" and not cuda else row.precision)
         peak = peak_flops(backend, row.precision) if backend is not None else None
         try:

@@ -7,7 +7,6 @@ step. The mathematics is that of numdiff/diffusion/denoiser.py and samplers.py, 
 """
 import itertools
 import math
-import time
 
 import numpy as np
 
@@ -145,9 +144,7 @@ class TorchSample(TorchTwin):
             self.levels[sigma] = (torch.full((images,), float(t), device=self.device),
                                   torch.tensor(numbers, dtype=torch.float32, device=self.device))
         self.evaluate = self.compiled(self._evaluation(channels, guided))
-        self.run()
-        self.wait()
-        self.first_s = time.perf_counter() - self.started
+        self.run_first()
 
     def _evaluation(self, channels, guided):
         torch, model, sampling = self.torch, self.model, self.sampling

@@ -4,10 +4,13 @@ One step is forward, squared error, backward and AdamW (the fused one on a GPU),
 channels-last where the model has convolutions; attention is PyTorch's fused one. Noise, clipping and the average of the
 weights, which are part of numdiff's step, are left out: a real run in PyTorch would take longer.
 """
+import contextlib
 import importlib.util
+import threading
 import time
 
 from ..errors import NumdiffError, UsageError
+from ..progress_bar import progress_bar
 from ..training import kinds
 from ..training.build import model_options
 from ..training.kinds.kind import imported
@@ -16,17 +19,47 @@ from . import CLASSES
 MODES = {"eager": None, "compile": "default", "graphs": "reduce-overhead"}  # name -> mode of torch.compile
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 FLOAT16_SCALE = 2.0**16  # of the loss, initially, as in numdiff
+TICK_S = 1  # of its bar
+COMPILE_S = 120  # the longest that torch.compile took of a model of the size of DiT-B/2 or unet.cu's
+
+
+def wait_of(mode):
+    """Words on the wait for the first run in a mode; empty where PyTorch does not compile."""
+    return "" if MODES[mode] is None else f", which compiles first, for up to {COMPILE_S // 60} minutes"
+
+
+@contextlib.contextmanager
+def compile_bar(mode):
+    """Context of the first run in a mode: where PyTorch compiles, a bar whose end is the longest time it may take."""
+    if MODES[mode] is None:
+        yield
+        return
+    over = threading.Event()
+    with progress_bar(COMPILE_S, "PyTorch compiles", "second") as bar:
+        def advance():
+            for _ in range(COMPILE_S - 1):
+                if over.wait(TICK_S):
+                    break
+                bar.update()
+
+        thread = threading.Thread(target=advance, name="compile bar", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
 
 def require_torch():
-    """Raise a `NumdiffError` where PyTorch is not installed."""
+    """Raise a `NumdiffError` if PyTorch is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise NumdiffError("--versus torch needs PyTorch, which is not installed here; pip install torch, or leave it "
                            "out.")
 
 
 def require_twin(options):
-    """Raise a `UsageError` where the model of a run's options has not been written in PyTorch."""
+    """Raise a `UsageError` if the model of a run's options has not been written in PyTorch."""
     kind = kinds.get(options.model)
     if kind.twin is None:
         raise UsageError(f"--versus torch: there is no {kind.title} in PyTorch to compare with; leave it out.")
@@ -72,6 +105,13 @@ class TorchTwin:
     def half(self):
         """The 16-bit type that it computes in, or None."""
         return {"bf16": self.torch.bfloat16, "fp16": self.torch.float16}.get(self.precision)
+
+    def run_first(self):
+        """The first run, in which PyTorch compiles; sets first_s."""
+        with compile_bar(self.mode):
+            self.run()
+            self.wait()
+        self.first_s = time.perf_counter() - self.started
 
     def compiled(self, function):
         """`function` in this mode."""
@@ -120,9 +160,7 @@ class TorchStep(TorchTwin):
         self.target = torch.randn_like(self.x)
         self.t = torch.randint(0, options.diffusion_steps, shape[:1], device=self.device)
         self.y = None if self.classes is None else torch.randint(0, self.classes, shape[:1], device=self.device)
-        self.run()
-        self.wait()
-        self.first_s = time.perf_counter() - self.started
+        self.run_first()
 
     def run(self):
         with self.torch.autocast(self.device, self.half, enabled=self.half is not None):

@@ -4,8 +4,8 @@
     together                        the three from call to answer
     resident                        the kernel on arrays that stay, many in a row in one graph: a share of its time
 
-All by the host's clock. A program whose operations each bring their arrays pays the second; numdiff's steps pay the
-third, and copy only a batch of images, beside the step before.
+All by the host's clock. A program that copies its arrays for each operation pays the second figure. numdiff's steps pay
+the third, and copy only a batch of images, concurrently with the step before.
 """
 import statistics
 import time

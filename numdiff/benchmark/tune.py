@@ -247,7 +247,7 @@ def planned_kernels(found, card):
 
 
 def tune_problems(problems, measured, echo, save=lambda found: None, end=math.inf):
-    """{kind: {key: choice, None where the estimate's own is best}}; save(found): called after each."""
+    """{kind: {key: choice, None if the estimate's own is best}}; save(found): called after each."""
     found = {}
     for done, (table, call, shape) in enumerate(problems):
         if time.monotonic() > end:

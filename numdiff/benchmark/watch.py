@@ -1,6 +1,6 @@
 """Watching a step while it runs: its operations, its launches, and the layer that each belongs to.
 
-This costs nothing while nobody watches: a context puts wrappers in the place of the functions, and removes them.
+It costs nothing while inactive: a context replaces the functions by wrappers and restores them at its end.
 """
 import contextlib
 import functools
@@ -8,7 +8,7 @@ import inspect
 import sys
 
 from ..kernels import check  # noqa: F401 - loads every module of numdiff.kernels, so that all operations are found
-from ..nn import tensor
+from ..nn import recording, tensor
 from .costs import is_operation
 
 BETWEEN = "(between layers)"  # sums of gradients, and all else that belongs to no layer
@@ -84,7 +84,7 @@ def watching_launches(backend, around):
 
 
 class Layers:
-    """Which layer is computing, and in which direction; ask `now()` within `with layers:`.
+    """The current layer and its direction (forward or backward); call `now()` within `with layers:`.
 
     The tape knows the layer on the way forward; each record that it makes reports it again on the way backward.
     """
@@ -94,9 +94,9 @@ class Layers:
 
     def now(self):
         """(layer, "forward" or "backward" or "step"): "step" is what is outside of the model."""
-        if not tensor.scope:
+        if not recording.scope:
             return BETWEEN, "backward" if self.backward else "step"
-        return tensor.scope[-1] or MODEL, "backward" if self.backward else "forward"
+        return recording.scope[-1] or MODEL, "backward" if self.backward else "forward"
 
     def __enter__(self):
         layers, self._record, self._play = self, tensor.Record, tensor.Tape.backward
@@ -105,16 +105,16 @@ class Layers:
             __slots__ = ()
 
             def __init__(self, name, output, inputs, backward, adds=False):
-                layer = tensor.scope[-1] if tensor.scope else None
+                layer = recording.scope[-1] if recording.scope else None
 
                 def within(*gradients):
                     if layer is None:
                         return backward(*gradients)
-                    tensor.scope.append(layer)
+                    recording.scope.append(layer)
                     try:
                         return backward(*gradients)
                     finally:
-                        tensor.scope.pop()
+                        recording.scope.pop()
                 super().__init__(name, output, inputs, within, adds)
 
         def play(tape, *args, **kwargs):

@@ -12,12 +12,13 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 
 from ..caches import cache_root, check_own_file, own_folder
-from ..errors import NumdiffError
+from ..errors import NumdiffError, UsageError
 from ..progress import tick
 from ..progress_bar import tracked
 from . import dataset
@@ -78,16 +79,19 @@ def decoded(folder, image_size=None, say=None):
         import_dataset, folder, path, image_size, force=True, strict=True, size_flag="--image-size",
         progress=lambda items, total: tracked(_ticking(items), total, "decoding", "picture"))
     try:
-        report = decode()
-    except Mixed:  # the first picture is grey, another one is not
-        report = decode(channels=3)
+        try:
+            report = decode()
+        except Mixed:  # the first picture is grey, another one is not
+            report = decode(channels=3)
+    except UsageError as error:
+        raise UsageError(_for_training(str(error), folder)) from None
     for old in [*cache.glob(f"{prefix}*.h5"), *cache.glob(".*.tmp")]:
         _remove_old(old, path)
     say = say or _on_stderr
     say(f"{report.shape[0]:,} pictures of {os.fspath(folder)!r} were decoded into {path} "
         f"({path.stat().st_size / 1e6:,.1f} MB), which later runs read.")
     for note in report.notes:
-        say(note)
+        say(_for_training(note, folder))
     return str(path)
 
 
@@ -109,6 +113,14 @@ def _usable(path):
     except (OSError, NumdiffError):
         return False  # damaged: it is written again
     return True
+
+
+def _for_training(sentence, folder):
+    """A sentence of an import, whose options training does not have."""
+    if not any(option in sentence for option in ("--labels", "--class-order")):
+        return sentence
+    return (f"{sentence.rstrip('.')} (options of `numdiff data import {shlex.quote(os.fspath(folder))} OUT.h5`, whose "
+            "file --data takes, too).")
 
 
 def _ticking(items):

@@ -10,7 +10,8 @@ VISIBLE = "LMNPS"  # Unicode's categories of letters, marks, numbers, punctuatio
 
 def key(name):
     """The form in which two names are compared."""
-    return unicodedata.normalize("NFC", str(name)).strip()
+    name = str(name).strip()
+    return name if name.isascii() else unicodedata.normalize("NFC", name).strip()
 
 
 def loose_key(name):
@@ -20,4 +21,4 @@ def loose_key(name):
 
 def is_blank(name):
     """Whether a name has nothing to see: it is empty, or holds spaces and invisible characters alone."""
-    return not any(unicodedata.category(c)[0] in VISIBLE for c in name)
+    return not name[:1].isalnum() and not any(unicodedata.category(c)[0] in VISIBLE for c in name)

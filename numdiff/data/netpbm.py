@@ -52,9 +52,7 @@ def read_header(data):
         raise Damaged(f"its header says {width}×{height} pixels up to {maximum}")
     if kind < 4 and width * height > MAXIMUM_PLAIN:
         raise Damaged(f"{width}×{height} pixels as text, and at most {MAXIMUM_PLAIN:,} are read; save it as PNG")
-    comment = re.compile(rb"[ \t]*#[^\r\n]*").match(head, position)
-    position = comment.end() if comment else position
-    return Header(kind, width, height, maximum, position + 1)
+    return Header(kind, width, height, maximum, position + 1)  # one space, then pixels, whatever they look like
 
 
 def read_pixels(data, header):

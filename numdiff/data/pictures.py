@@ -43,7 +43,7 @@ TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: I
          5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
          8: Image.Transpose.ROTATE_90}
 SIDEWAYS = tuple(TURNS[turn] for turn in (5, 6, 7, 8))
-MOVED = dict(zip(TURNS.values(), (  # where a point of an image of w×h pixels comes to lie
+MOVED = dict(zip(TURNS.values(), (  # the new place of a point of an image of w×h pixels
     lambda x, y, w, h: (w - x, y), lambda x, y, w, h: (w - x, h - y), lambda x, y, w, h: (x, h - y),
     lambda x, y, w, h: (y, x), lambda x, y, w, h: (h - y, x), lambda x, y, w, h: (h - y, w - x),
     lambda x, y, w, h: (y, w - x)), strict=True))

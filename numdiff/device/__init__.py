@@ -66,8 +66,8 @@ def between(backend, action):
 
 
 def forked(backend, branch=EXCHANGE):
-    """Context: what is launched inside runs beside what is launched after it, until `join`; elsewhere than on a GPU
-    everything runs one after the other. branch: which of the further streams."""
+    """Context: work launched inside runs concurrently with work launched after it, until `join`. On devices other than
+    a GPU everything runs in order. branch: which of the side streams."""
     return backend.forked(branch) if hasattr(backend, "forked") else contextlib.nullcontext()
 
 

@@ -92,8 +92,8 @@ class Arena:
         return set(self._segment_starts)
 
     def trim(self, give_back, keep=()):
-        """Give back the segments that nothing lies in, by `give_back(address)` each, but for those that begin at an
-        address in `keep`: of the others no graph may be kept that was captured there."""
+        """Free the segments that hold no array, by `give_back(address)` each, except those that begin at an address in
+        `keep`. No graph that was captured in a freed segment may be kept."""
         with self._turn:
             self._take_back()
             for address, size in [*self._segment_starts.items()]:
@@ -104,7 +104,7 @@ class Arena:
                     give_back(address)
 
     def hold(self):
-        """From now on nobody gets what is freed, until `let_go`: another stream may still read it."""
+        """From now on do not reuse freed memory, until `let_go`: another stream may still read it."""
         self._until = self.position
 
     def let_go(self, until=None):
@@ -156,9 +156,9 @@ class Arena:
 
 
 class Borrowed(Arena):
-    """An arena over ranges that somebody else lends it for a while; what does not fit there comes from `outer`.
+    """An arena over ranges that are available for a while; what does not fit there comes from `outer`.
 
-    It begins with nothing: `lend` gives it a range, and `call_in` takes one back that nothing lies in any more.
+    It begins empty: `lend` adds a range, and `call_in` reclaims one that holds no array any more.
     """
 
     def __init__(self, outer):

@@ -115,8 +115,9 @@ def empty_like(array, dtype=None):
 
 def zeros(shape, dtype=np.float32, like=None):
     """A new array of zeros on the device of `like` (an array or a backend; None: NumPy)."""
-    array = empty(shape, dtype, like)
-    return fill_zero(array)
+    if like is None or isinstance(like, np.ndarray):
+        return np.zeros(shape, dtype)  # whose pages the system makes when they are used: at once, whatever the size
+    return fill_zero(empty(shape, dtype, like))
 
 
 def fill_zero(array):

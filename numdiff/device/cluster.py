@@ -9,7 +9,7 @@ there are at most 8 (16 on request), and a cluster starts when there is room for
     for rank in range(blocks):
         a, b, c, d = load_cluster_4(cluster_address(smem_u32(partial) + 16 * t, rank))
     …                                                       # use of what was loaded
-    cluster_sync_relaxed()                                  # nobody leaves while another may still read its memory
+    cluster_sync_relaxed()                                  # no block exits while another may still read its memory
 
     cluster_rank            %cluster_ctarank                PTX ISA, section 10.16
     cluster_address         mapa                            9.7.9.23

@@ -33,7 +33,7 @@ def expected_seconds(key):
 
 
 def available_memory():
-    """Bytes that this machine, or the container's limit, still has; None where it is unknown."""
+    """Bytes that this machine, or the container's limit, still has; None if it is unknown."""
     found = []
     try:
         with open("/proc/meminfo", encoding="ascii") as file:

@@ -17,12 +17,11 @@ import numpy as np
 
 from .array import DeviceArray
 from .bfloat16 import bfloat16
-from .kernel_cache import Key, MachineCode
+from .kernel_cache import PACKAGES, Key, MachineCode
 from .quick_types import quick_types
 from .requires import check_supported
 
 DEPENDENT_LAUNCH = (9, 0)  # the first capability whose kernels can wait for the one before them, instead of the driver
-PACKAGES = ("numdiff.kernels.", "numdiff.device.")  # whose kernels are kept: their code is in the cache's name
 
 
 def scalar(value):

@@ -28,9 +28,9 @@ WORKER = "numdiff worker"  # how their threads' names begin
 LEAST_SHARE = 1 << 15  # elements: to hand over a smaller share costs more than it saves
 
 
-_making = threading.Lock()  # of the threads below: two threads that ask at once get the same
+_making = threading.Lock()  # of the threads below: two threads that need them at the same time share them
 _orders = Stack()  # of `one_after_another`
-_share = None  # cores that this process was told to use; None: all that it may use
+_share = None  # number of cores set for this process; None: all that it may use
 
 
 def cores():
@@ -153,7 +153,7 @@ def as_worker():
 
 
 def shares(count, parts):
-    """Slices that cut range(count) into so many parts of nearly the same length."""
+    """Slices that divide range(count) into `parts` parts of nearly the same length."""
     edges = [count * i // parts for i in range(parts + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
 

@@ -5,12 +5,31 @@ import threading
 
 import numpy as np
 
-from ..emulator import ORDERS, Emulator
+from .. import files
+from ..emulator import ORDERS, Emulator, faults, writing
 from ..emulator.memory import GLOBAL, Memory
+from ..errors import NumdiffError
 from .array import POISON, DeviceArray
 from .compiler import scalar
 from .requires import check_supported
 from .threads import PerThread
+
+writing.WRITERS.update(text=files.write_text, binary=files.atomic_file)
+
+
+class KernelFault(faults.KernelFault, NumdiffError):
+    """The emulator's, which the command line prints as one of numdiff's."""
+
+
+class LaunchRefused(faults.LaunchRefused, NumdiffError):
+    """As `KernelFault`."""
+
+
+class Unsupported(faults.Unsupported, NumdiffError):
+    """As `KernelFault`."""
+
+
+KINDS = {kind.__base__: kind for kind in (KernelFault, LaunchRefused, Unsupported)}
 
 ALIGNMENT = 256  # bytes, of every array's address: as the arena's
 
@@ -78,7 +97,11 @@ class EmulatorDevice:
             self.launched.add((kernel.py_func.__module__, kernel.py_func.__name__))
             if self.vary_order:
                 self.machine.order = self._random.choice(ORDERS)
-            self.machine.launch(kernel, grid, block, *arguments, shared=shared, cluster=cluster)
+            try:
+                self.machine.launch(kernel, grid, block, *arguments, shared=shared, cluster=cluster)
+            except tuple(KINDS) as error:
+                given = (error.kernel, error.faults) if isinstance(error, faults.KernelFault) else error.args
+                raise KINDS[type(error)](*given).with_traceback(error.__traceback__) from None
 
 
 def _given(arguments):

@@ -1,4 +1,4 @@
-"""Processes beside this one for functions that are many small NumPy operations, as a model's evaluation is.
+"""Worker processes for functions that are many small NumPy operations, such as a model's evaluation.
 
 Threads hand Python's lock to each other at every operation. On two cores of an EPYC the UNet of the preset `tiny` takes
 0.16 s for 12 images in one thread, 0.27 s for 12 in each of two threads, and 0.16 s for 12 in each of two processes.
@@ -36,7 +36,7 @@ def can_fork():
 
 
 def sleeps(thread):
-    return thread.name.startswith(WORKER) or type(thread).__name__ == "TMonitor"  # tqdm's
+    return thread.name.startswith(WORKER) or type(thread).__name__ == "TMonitor"  # tqdm's, of another program's bars
 
 
 class Forks:
@@ -91,7 +91,7 @@ class Forks:
         return True
 
     def _answer_of(self, connection, process, limit):
-        """A process's result; None where it is gone, or was stopped or stuck and is killed."""
+        """A process's result; None if it is gone, or was stopped or stuck and is killed."""
         stopped_since = None
         try:
             while not connection.poll(0.2):

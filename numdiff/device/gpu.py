@@ -8,9 +8,10 @@ import functools
 import threading
 
 import numpy as np
-from numba import config, cuda
+from numba import cuda
 
-from ..errors import NumdiffError, OutOfMemoryError
+from ..emulator.host import SIMULATOR, is_simulator
+from ..errors import NumdiffError, OutOfMemoryError, UsageError
 from .arena import Arena
 from .capability import MINIMUM_CAPABILITY, acting_capability, dotted, shared_of
 from .compiler import DEPENDENT_LAUNCH
@@ -20,6 +21,9 @@ from .gpu_launch import Launching
 from .gpu_shared import SharedArrays
 from .kernel_cache import KernelCache
 from .threads import PerThread
+
+if is_simulator(cuda):  # at once: what follows cannot even be imported with it
+    raise UsageError(SIMULATOR)
 
 
 class Turn:
@@ -174,7 +178,7 @@ class Gpu(Graphs, Launching, SharedArrays):
                 self.check(self._driver.cuMemsetD8Async(self.pointer(array), byte, array.nbytes, self._handle))
 
     def pinned(self, shape, dtype):
-        """A page-locked NumPy array, from which uploads run beside the kernels."""
+        """A page-locked NumPy array; uploads from it overlap the kernels."""
         return cuda.pinned_array(shape, dtype)
 
     @property
@@ -264,13 +268,11 @@ def gpu_count():
 
 @functools.cache
 def why_no_gpu():
-    """None where a GPU can be used, else the reason in a few words."""
-    if config.ENABLE_CUDASIM:
-        return "NUMBA_ENABLE_CUDASIM is set"
+    """None if a GPU can be used, else the reason in a few words."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        return f"the CUDA bindings cannot be imported ({error}); pip install 'numdiff[cuda13]'"
+        return f"the CUDA bindings cannot be imported ({error}); pip install 'numdiff-diffusion[cuda13]'"
     try:
         result = driver.cuInit(0)
         count = driver.cuDeviceGetCount()

@@ -18,7 +18,7 @@ class Branch:
 
 
 class Graphs:
-    """The part of a `Gpu` that records what is launched, and that launches beside it what is to run beside it."""
+    """The part of a `Gpu` that captures graphs and launches work on side streams."""
 
     _graph_options = ()  # with which graphs are made
     _waits = False  # whether the next kernel follows others than the one that was launched before it
@@ -63,8 +63,8 @@ class Graphs:
 
     @contextlib.contextmanager
     def forked(self, name=EXCHANGE):
-        """What is launched inside the context goes to a second stream: it waits for all that was launched before in
-        the first, and runs beside what follows, until `join`.
+        """Work launched inside the context goes to a side stream. It waits for all work launched before on the main
+        stream, and runs concurrently with what follows, until `join`.
 
         Captured, it becomes a branch of the graph. No array that it reads or writes may be freed before the join, or
         what is freed must not be given to others until then (`Arena.hold`).

@@ -7,8 +7,8 @@ text or in that of a device function; the launcher passes it through
     launch(in_bfloat16(KERNELS[tile], x.dtype), …)
 
 For bfloat16 that is a copy with the same text, in which bfloat16's instructions stand for float16's, down the calls;
-for any other type it is the kernel itself. Which instruction stands for which is said in bfloat16.py and, of `wgmma`,
-beside those that make them. A launch on bfloat16 arrays whose PTX has a float16 instruction is an error of the tests'
+for any other type it is the kernel itself. bfloat16.py lists the corresponding instructions; those of `wgmma` are
+listed where they are made. A launch on bfloat16 arrays whose PTX has a float16 instruction is an error of the tests'
 device (ptx.py).
 """
 import importlib

@@ -1,8 +1,8 @@
-"""A device array's copy on the host, to which and from which parts travel beside the kernels."""
+"""A device array's copy on the host; transfers of its parts overlap the kernels."""
 
 
 class HostTwin:
-    """A page-locked copy of a flat device array on the host, and copies of its parts that run beside the kernels.
+    """A page-locked copy of a flat device array on the host; transfers of its parts overlap the kernels.
 
     host: the NumPy array. Copies to the host start when what was launched before them is done, and `join` makes later
         launches wait for the copies to the device. Each direction has its own stream, as the card has a copy engine for

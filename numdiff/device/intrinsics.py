@@ -1,4 +1,4 @@
-"""What Python cannot say to a GPU: intrinsics, each with its functional twin for the emulator beside it.
+"""GPU instructions that Python cannot express: intrinsics, each followed by its functional twin for the emulator.
 
 `load4` and `store4` move four neighbouring elements with one instruction (PTX ISA, section 9.7.9, `ld`/`st` with
 `.v4`). Four times fewer memory instructions is what brings a streaming kernel to the speed of memory.

@@ -4,8 +4,8 @@ A file's name is a hash of what its content depends on: the kernel's module and 
 architecture, the versions of the compilers; the folder's name is a hash of the code of numdiff's kernels. So a file
 under that name is the right one, entries for another card or another Numba are simply never looked at, and two
 processes that compile the same kernel at the same time write the same file: no lock is needed. A file appears under its
-name only when complete (it is written beside it, then renamed), and its content has a checksum: a damaged file counts
-as missing.
+name only when complete (it is written under a temporary name, then renamed), and its content has a checksum: a damaged
+file counts as missing.
 
 Where the folder cannot be written, or is not this user's alone, kernels go to a temporary one, which lasts as long as
 the process that made it.
@@ -27,7 +27,8 @@ from typing import NamedTuple
 from ..caches import cache_root, check_own, own_folder, read_own, write_own
 
 MAGIC = b"numdiff kernel 1\n"
-STALE = 3600  # seconds after which a file that nobody finished is removed
+PACKAGES = ("numdiff.kernels.", "numdiff.device.")  # whose code is kept: it is in the folder's name
+STALE = 3600  # seconds after which an unfinished file is removed
 COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc-cu12",
              "nvidia-nvjitlink-cu12")  # the packages whose versions decide the machine code
 
@@ -102,7 +103,7 @@ class KernelCache:
         return self.read(key) is not None
 
     def read(self, key):
-        """The `MachineCode` of a kernel; None where it is not there, or damaged."""
+        """The `MachineCode` of a kernel; None if it is not there, or damaged."""
         name = self.file_name(key)
         for folder in (self.folder, *self.more):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

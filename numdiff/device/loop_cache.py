@@ -1,7 +1,7 @@
 """Loops that Numba has compiled for the host's cores (`on_host`), kept on disk like kernels (kernel_cache.py).
 
-Numba's own cache unpickles what it finds in `NUMBA_CACHE_DIR`, whose ever it is, and raises where a file is damaged or
-the disk is full. This one has a file for each function and its types, in a folder that is this user's alone, with a
+Numba's own cache unpickles the files in `NUMBA_CACHE_DIR`, also another user's, and raises where one is damaged or the
+disk is full. This one has a file for each function and its types, in a folder that is this user's alone, with a
 checksum. Whatever is wrong with a file or with the folder, the loop is compiled again: all of a run's take 4 s.
 """
 import hashlib
@@ -15,19 +15,23 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from ..caches import cache_root, check_own, own_folder, read_own, write_own
-from .kernel_cache import code_digest, toolchain
+from .kernel_cache import PACKAGES, code_digest, toolchain
 
 CHECKSUM = 32  # bytes of SHA-256, before the rest
 
 
 class LoopCache(NullCache):
-    """What Numba's dispatchers ask for compiled code, of one function; `NullCache` has no other methods."""
+    """What Numba's dispatchers ask for compiled code, of one function; `NullCache` has no other methods. Of a function
+    outside of numdiff, or one that is made in another, nothing is kept: its code may change under the same name."""
 
     def __init__(self, function):
         self._name = f"{function.__module__}.{function.__qualname__}"
+        self._kept = self._name.startswith(PACKAGES) and "<locals>" not in self._name
 
     def load_overload(self, sig, target_context):
-        """The compiled function for arguments of certain types; None where it is not there, or damaged."""
+        """The compiled function for arguments of certain types; None if it is not there, or damaged."""
+        if not self._kept:
+            return None
         try:
             target_context.refresh()
             path = self._path(sig, target_context)
@@ -40,7 +44,7 @@ class LoopCache(NullCache):
         return None
 
     def save_overload(self, sig, data):
-        if data.lifted or data.library.has_dynamic_globals:  # it refers to addresses of this process
+        if not self._kept or data.lifted or data.library.has_dynamic_globals:  # it refers to addresses of this process
             return
         try:
             path = self._path(sig, data.target_context)

@@ -1,7 +1,7 @@
 """Philox4x32-10: random words by counting, without a state.
 
-A keyed bijection turns a 128-bit counter into 128 random bits. Whoever knows the counter knows the number: any thread,
-any rank, any device, in any order. That is why noise here does not depend on how a batch was split, and why a resumed
+A keyed bijection turns a 128-bit counter into 128 random bits. The counter determines the number: on any thread, any
+rank and any device, in any order. That is why noise here does not depend on how a batch was split, and why a resumed
 run needs no saved generator.
 
 MATHEMATICS

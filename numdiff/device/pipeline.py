@@ -1,8 +1,8 @@
-"""A pipeline through shared memory, in words: a ring of stages between those who fill them and those who read them.
+"""A pipeline through shared memory, in words: a ring of stages between producers and consumers.
 
 A fast Hopper kernel keeps several stages of shared memory in flight. A producer thread asks TMA to fill one after the
 other; consumers multiply what has arrived. Each stage has two mbarriers: `full` completes when its bytes have arrived,
-`empty` when all consumers have read them. A parity bit tells which round of the ring a stage is in. In the words of
+`empty` when all consumers have read them. A parity bit shows which round of the ring a stage is in. In the words of
 this file the two loops read
 
     producer                                                      consumers

@@ -52,7 +52,7 @@ def card_of(gpu):
 
 
 def cards_with(capability):
-    """All known cards of a compute capability; a `UsageError` where there are none."""
+    """All known cards of a compute capability; a `UsageError` if there are none."""
     found = [card for card in CARDS if card.capability == tuple(capability)]
     if not found:
         known = ", ".join(dict.fromkeys("{}.{}".format(*card.capability) for card in CARDS))

@@ -49,7 +49,7 @@ def supports(device, *kernels):
 
 
 def check_supported(device, kernel, name=None):
-    """Raise a `NumdiffError` where the device, of this name, does not run the kernel."""
+    """Raise a `NumdiffError` if the device, of this name, does not run the kernel."""
     if not supports(device, kernel):
         major, minor, *alone = required(kernel)
         capability = ".".join(map(str, tuple(getattr(device, "capability", device))[:2]))

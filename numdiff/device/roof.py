@@ -22,7 +22,7 @@ PRECISIONS = ("fp32", "tf32", "fp16", "fp8")
 
 def peak_flops(backend, precision):
     """FLOP/s that the card reaches at best in "fp32", "tf32", "fp16" ("bf16" is as fast) or "fp8", twice as fast on
-    Hopper, whose products alone numdiff has; None where it is unknown."""
+    Hopper, whose products alone numdiff has; None if it is unknown."""
     if precision == "fp8":
         half = peak_flops(backend, "fp16") if getattr(backend, "capability", None) == (9, 0) else None
         return half and 2 * half
@@ -42,7 +42,7 @@ def peak_flops(backend, precision):
 
 
 def memory_bandwidth(backend, repeats=5):
-    """Bytes a second, read and written, in the best of several copies; None where there is no device."""
+    """Bytes a second, read and written, in the best of several copies; None if there is no device."""
     if getattr(backend, "peak_float32_flops", None) is None:
         return None
     source, target = (empty(min(COPIED, backend.memory_info()[0] // 8), "uint8", backend) for _ in range(2))

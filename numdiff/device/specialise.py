@@ -34,7 +34,7 @@ OPTIONS = ("launch_bounds", "fastmath", "opt", "device", "inline", "forceinline"
 class Constant:
     """Stands at the top of a module for a value that `specialise` sets.
 
-    value: None where it must be given; else a function of other constants, which it names as its arguments
+    value: None if it must be given; else a function of other constants, which it names as its arguments
     """
 
     def __init__(self, value=None):
@@ -154,7 +154,7 @@ class _Others:
         return self.known[function]
 
     def device_function(self, dispatcher):
-        """The dispatcher's copy; None where nothing below is replaced."""
+        """The dispatcher's copy; None if nothing below is replaced."""
         new = self.replaced(dispatcher.py_func)
         if new and dispatcher not in self.copies:
             copy = _copy(dispatcher.py_func, new, dispatcher.py_func.__name__)

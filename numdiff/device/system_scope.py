@@ -1,10 +1,10 @@
-"""Flags between GPUs: loads and stores that another GPU's threads are sure to see in order, and a clock.
+"""Flags between GPUs: loads and stores with an order that another GPU's threads observe, and a clock.
 
-A thread that has filled a buffer tells another GPU by a flag. For that to work the flag must not overtake the data, so
-it is written by a store with `release` semantics at `system` scope, and read by a load with `acquire` semantics: what
-came before the store is visible to whoever has seen it (PTX ISA, "Memory Consistency Model", sections on scopes and
-release and acquire patterns; `ld.acquire.sys` and `st.release.sys` need sm_70). Addresses are generic, so no state
-space is named.
+A thread that has filled a buffer signals this to another GPU by a flag. The flag must not become visible before the
+data. So it is written by a store with `release` semantics at `system` scope, and read by a load with `acquire`
+semantics. Every write before the store is then visible to each thread that has read the flag (PTX ISA, "Memory
+Consistency Model", sections on scopes and release and acquire patterns; `ld.acquire.sys` and `st.release.sys` need
+sm_70). Addresses are generic, so no state space is named.
 """
 import time
 
@@ -48,7 +48,8 @@ def _load_acquire(machine, array, index):
 
 @intrinsic
 def store_release(typingctx, array, index, value):
-    """array[index] = value of an int32 array; whoever reads it by `load_acquire` sees all that came before."""
+    """array[index] = value of an int32 array; a thread that reads it by `load_acquire` sees all writes before this
+    store."""
 
     def codegen(context, builder, sig, args):
         address = _address(context, builder, sig.args[0], *args[:2])

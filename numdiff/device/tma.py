@@ -86,8 +86,8 @@ def _stores(rank, descriptor):
 def tma_load_1d(typingctx, smem, descriptor, barrier, x):
     """Start a copy of the box at element x of a tensor to the tile at a shared address; `barrier` counts its bytes.
 
-    Coordinates may be negative or beyond the end: what lies outside the tensor comes as zeros, whose bytes count. x
-    must be a multiple of 16 bytes.
+    Coordinates may be negative or beyond the end: elements outside the tensor are filled with zeros, whose bytes count.
+    x must be a multiple of 16 bytes.
     """
     return _loads(1, descriptor)
 
@@ -172,7 +172,7 @@ def tma_store_1d(typingctx, smem, descriptor, x):
     group.
 
     x must be a multiple of 16 bytes, and not negative. Threads that stored into the tile must have called
-    `fence_proxy_async()` since; what lies outside the tensor is not written.
+    `fence_proxy_async()` since; elements outside the tensor are not written.
     """
     return _stores(1, descriptor)
 

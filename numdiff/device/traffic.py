@@ -1,4 +1,4 @@
-"""Copies between the host and a device that run beside the kernels: batches to the device, figures back to the host.
+"""Copies between the host and a device that overlap the kernels: batches to the device, figures back to the host.
 
 A step must not wait for either. So a batch is copied by a stream of its own into a second buffer while the step before
 computes, and one copy within the device, a few microseconds, brings it to the address that the step reads. Figures are
@@ -36,7 +36,7 @@ class Feed:
 
 
 class GpuFeed(Feed):
-    """Brings batches into `targets` on a GPU, beside the kernels where the sources are page-locked."""
+    """Copies batches into `targets` on a GPU, concurrently with the kernels if the sources are page-locked."""
 
     def __init__(self, targets):
         super().__init__(targets)
@@ -115,8 +115,8 @@ class GpuReadback(Readback):
 
 
 class Pace:
-    """Called after each piece of work, keeps the host at most `ahead` pieces ahead of the device, so that it notices
-    Ctrl-C in time, and a progress bar tells the truth."""
+    """Called after each piece of work, keeps the host at most `ahead` pieces ahead of the device. So the host notices
+    Ctrl-C in time, and a progress bar shows the device's progress."""
 
     def __init__(self, backend, ahead=2):
         self.gpu = backend if hasattr(backend, "pinned") else None

@@ -188,8 +188,8 @@ def make_wgmma(n, transpose_a=False, transpose_b=False, kind="f16"):
 def make_wgmma_a_registers(n, transpose_b=False, kind="f16"):
     """wgmma(acc, a, descriptor_b, scale_d): as `make_wgmma`, with A in registers.
 
-    a: tuple of four uint32, two float16 each; `emulator.wgmma_layouts.a_fragment_place` says which element lies where
-    (as in `ldmatrix_x4` of the warp's 16 rows). They too are in use until the wait.
+    a: tuple of four uint32, two float16 each, in the layout of `ldmatrix_x4` of the warp's 16 rows;
+    `emulator.wgmma_layouts.a_fragment_place` gives each element's position. They too are in use until the wait.
     """
     _check_columns(n)
     count = n // 2

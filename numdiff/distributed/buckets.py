@@ -12,7 +12,7 @@ import math
 from ..device.threads import Stack
 from ..nn import Tape as PlainTape
 from ..nn.module import Module
-from ..nn.tensor import Parameter
+from ..nn.parameter import Parameter
 from ..nn.together import Together
 
 NEVER = math.inf  # in place of a record, of a parameter that is in none: it is complete at the end

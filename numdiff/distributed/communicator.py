@@ -33,7 +33,7 @@ import numpy as np
 
 from ..data.fingerprint import difference
 from ..device import choose_gpu, cores, get_gpu, gpu_count, share_cores
-from ..errors import NumdiffError, UsageError
+from ..errors import NumdiffError, UsageError, why_no_process
 from ..progress import progress
 from .exchange import make_exchange
 from .exchange_base import NoExchange, wait
@@ -349,7 +349,7 @@ class Communicator(Alone):
             return function(*arguments), None
         except Exception as error:
             library = failed_library(error)
-            if not (library or isinstance(error, (NumdiffError, OSError, MemoryError))):
+            if not (library or isinstance(error, (NumdiffError, OSError, MemoryError)) or why_no_process(error)):
                 traceback.print_exc()  # a bug: whoever fixes it needs to see where
             return None, (f"{library}." if library else sentence(error), getattr(error, "exit_code", 1))
 
@@ -465,7 +465,7 @@ class Communicator(Alone):
     def _abort(self, error):
         """Say what failed on this rank, and end all ranks."""
         expected = isinstance(error, (OSError, MemoryError, KeyboardInterrupt, SystemExit))
-        if not (expected or hasattr(error, "exit_code") or failed_library(error)):
+        if not (expected or hasattr(error, "exit_code") or failed_library(error) or why_no_process(error)):
             traceback.print_exception(error)
         print(f"Error: rank {self.rank} of {self.size} failed: {sentence(error)}", file=sys.stderr, flush=True)
         sys.stdout.flush()

@@ -5,7 +5,7 @@ which tells it and ends the others. Errors of MPI and NCCL, which know nothing o
 """
 import os
 
-from ..errors import NumdiffError
+from ..errors import NumdiffError, why_no_process
 from ..progress import progress
 from .nccl_exchange import NcclFault
 
@@ -46,6 +46,8 @@ def sentence(error):
         return f"{library}, {progress.ends(repeats=True)}"
     if hasattr(error, "exit_code"):  # numdiff's own, and those of the command line
         return " ".join(str(error).split())
+    if why := why_no_process(error):
+        return why
     if isinstance(error, OSError) and error.strerror:
         return f"{f'{error.filename}: ' if error.filename else ''}{os.strerror(error.errno)}."
     if isinstance(error, MemoryError):

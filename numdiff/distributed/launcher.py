@@ -32,8 +32,8 @@ def import_mpi():
     try:
         import mpi4py
     except ImportError:
-        raise UsageError(f"{why}, and mpi4py is not installed: pip install 'numdiff[mpi]', or start one process, "
-                         "without mpiexec.") from None
+        raise UsageError(f"{why}, and mpi4py is not installed: pip install 'numdiff-diffusion[mpi]', or start one "
+                         "process, without mpiexec.") from None
     mpi4py.rc.thread_level = "serialized"  # numdiff calls MPI from one thread: no lock for every call
     choose_library()
     try:

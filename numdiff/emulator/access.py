@@ -26,6 +26,8 @@ class Access(Races):
 
     def locate(self, a, index, site, doing):
         """Byte offset of an element; None after a fault; a `CheckedArray` where the index names part of the array."""
+        if index.__class__ is str:
+            return a.field(index)
         index = index if index.__class__ is tuple else (index,)
         if len(index) < a.ndim or any(i is None or i is Ellipsis or i.__class__ is slice for i in index):
             for i in index:

@@ -8,7 +8,6 @@ import math
 
 import numpy as np
 
-from .faults import Unsupported
 from .values import INTEGER_TYPES, dtype_of, scalar
 
 
@@ -39,6 +38,32 @@ class CheckedArray:
     def nbytes(self):
         return self.size * self.itemsize
 
+    def __getattr__(self, name):  # of what is not found: a field, for all records at once
+        if name.startswith("__") or not self.dtype.names:
+            raise AttributeError(f"{self!r} has no {name}")
+        return self.field(name)
+
+    def field(self, name):
+        """The field of all records as an array; of complex numbers "real" and "imag"."""
+        if self.dtype.kind == "c":
+            half = self.itemsize // 2
+            return array_of(self, self.offset + half * (name == "imag"), self.shape, np.dtype(f"f{half}"), self.strides)
+        if name not in (self.dtype.fields or ()):
+            raise AttributeError(f"{self.name} has no field {name}: its fields are "
+                                 f"{', '.join(self.dtype.names or ())}")
+        dtype, offset, *_ = self.dtype.fields[name]
+        base, shape = dtype.subdtype or (dtype, ())
+        return array_of(self, self.offset + offset, (*self.shape, *shape), base,
+                        (*self.strides, *contiguous_strides(shape, base.itemsize)), f"{self.name}.{name}")
+
+    @property
+    def real(self):
+        return self if self.dtype.kind != "c" else self.field("real")
+
+    @property
+    def imag(self):
+        return self.field("imag")
+
     def __len__(self):
         return self.shape[0]
 
@@ -53,14 +78,13 @@ class CheckedArray:
 
     @property
     def T(self):
-        return CheckedArray(self.machine, self.memory, self.offset, self.shape[::-1], self.dtype, self.strides[::-1],
-                            self.name)
+        return array_of(self, self.offset, self.shape[::-1], self.dtype, self.strides[::-1])
 
     def reshape(self, *shape):
         shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
         if -1 in shape:
             shape = tuple(self.size // -math.prod(shape) if n == -1 else n for n in shape)
-        return CheckedArray(self.machine, self.memory, self.offset, tuple(shape), self.dtype, None, self.name)
+        return array_of(self, self.offset, tuple(shape), self.dtype)
 
     def ravel(self):
         return self.reshape(self.size)
@@ -68,7 +92,7 @@ class CheckedArray:
     def view(self, dtype):
         dtype = dtype_of(dtype)
         last = self.shape[-1] * self.itemsize // dtype.itemsize
-        return CheckedArray(self.machine, self.memory, self.offset, (*self.shape[:-1], last), dtype, None, self.name)
+        return array_of(self, self.offset, (*self.shape[:-1], last), dtype)
 
     def fill(self, value):
         for index in np.ndindex(self.shape):
@@ -95,39 +119,66 @@ class CheckedArray:
                 if inside and not -n <= i < n:
                     raise IndexError(f"index {i} is outside of axis {axis} of length {n}")
                 offset += (i + n if i < 0 else i) * stride
-        return CheckedArray(self.machine, self.memory, offset, tuple(shape), self.dtype, tuple(strides), self.name)
+        return array_of(self, offset, tuple(shape), self.dtype, tuple(strides))
 
     def __repr__(self):
         return f"{self.memory.space} array {self.name} {self.dtype}{self.shape}"
 
 
+class PackedArray(CheckedArray):
+    """One whose elements are not where their size would have them: a field of records without padding."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index):
+        access, site = self.machine.access, self.machine.site_here()
+        offset = access.locate(self, index, site, "reads")
+        if offset.__class__ is not int:
+            return access.outside(self, index) if offset is None else offset
+        value = access.read_bytes(self.memory, offset, self.itemsize, site, self.itemsize).copy().view(self.dtype)[0]
+        return value if self.kind is None else self.kind(value)
+
+    def __setitem__(self, index, value):
+        access, site = self.machine.access, self.machine.site_here()
+        offset = access.locate(self, index, site, "writes")
+        if offset.__class__ is int:
+            data = np.array([self.cast(value)], self.dtype).view(np.uint8)
+            access.write_bytes(self.memory, offset, data, site, self.itemsize)
+        elif offset is not None:
+            for at in np.ndindex(offset.shape):
+                offset[at] = value[at] if getattr(value, "shape", ()) else value
+
+
+def array_of(array, offset, shape, dtype, strides=None, name=""):
+    """Another array over an array's memory."""
+    strides = contiguous_strides(shape, dtype.itemsize) if strides is None else strides
+    size, places = dtype.itemsize, (offset, *strides)
+    aligned = dtype.names or size & size - 1 == 0 and not any(place % size for place in places)
+    return (CheckedArray if aligned else PackedArray)(array.machine, array.memory, offset, shape, dtype, strides,
+                                                      name or array.name)
+
+
 class Record:
     """One element of a structured array: its fields are elements of their own."""
 
-    __slots__ = ("_array", "_offset")
+    __slots__ = ("_array",)
 
     def __init__(self, array, offset):
-        object.__setattr__(self, "_array", array)
-        object.__setattr__(self, "_offset", offset)
+        object.__setattr__(self, "_array", array_of(array, offset, (), array.dtype))
 
-    def _field(self, name):
-        if name not in self._array.dtype.fields:
-            raise AttributeError(f"{self._array.name} has no field {name}: its fields are "
-                                 f"{', '.join(self._array.dtype.names)}")
-        array, (dtype, offset, *_) = self._array, self._array.dtype.fields[name]
-        base, shape = dtype.subdtype or (dtype, ())
-        if (self._offset + offset) % base.itemsize:
-            raise Unsupported(f"the emulator does not know fields that are not aligned, as {name} of {array.name}: "
-                              "make the dtype with align=True")
-        return CheckedArray(array.machine, array.memory, self._offset + offset, shape, base, None,
-                            f"{array.name}.{name}")
+    @property
+    def dtype(self):
+        return self._array.dtype
 
     def __getitem__(self, name):
-        field = self._field(name)
+        if name.__class__ is not str:  # by its number, as Numba has it of literals
+            name = self._array.dtype.names[name]
+        field = self._array.field(name)
         return field if field.ndim else field[()]
 
     def __setitem__(self, name, value):
-        self._field(name)[()] = value
+        field = self._array.field(name if name.__class__ is str else self._array.dtype.names[name])
+        field[(slice(None),) * field.ndim] = value
 
     def assign(self, other):
         for name in self._array.dtype.names:
@@ -176,7 +227,7 @@ class RecordArray:
 
     def __getitem__(self, index):
         value = self.data[index]
-        return PlainRecord(value) if isinstance(value, np.void) else RecordArray(value)
+        return PlainRecord(value) if isinstance(value, np.void) else plain_array(value)
 
     def __setitem__(self, index, value):
         self.data[index] = value._data if value.__class__ is PlainRecord else value
@@ -185,7 +236,7 @@ class RecordArray:
         return len(self.data)
 
     def __getattr__(self, name):
-        return getattr(self.data, name)
+        return plain_array(self.data[name]) if name in self.data.dtype.fields else getattr(self.data, name)
 
 
 class PlainRecord:
@@ -196,13 +247,29 @@ class PlainRecord:
     def __init__(self, data):
         object.__setattr__(self, "_data", data)
 
-    def __getitem__(self, name):
+    @property
+    def dtype(self):
+        return self._data.dtype
+
+    def _kind(self, name):
+        """(the field's name, what converts a number to its type)"""
+        if name.__class__ is not str:
+            name = self._data.dtype.names[name]
         if name not in self._data.dtype.fields:
             raise AttributeError(f"the record has no field {name}: its fields are {', '.join(self._data.dtype.names)}")
-        value = self._data[name]
+        dtype = self._data.dtype.fields[name][0]
+        return name, None if dtype.names or dtype.subdtype else _element(dtype)[1]
+
+    def __getitem__(self, name):
+        value = self._data[self._kind(name)[0]]
+        if isinstance(value, np.void):
+            return PlainRecord(value)
         return plain_array(value) if isinstance(value, np.ndarray) else scalar(value)
 
     def __setitem__(self, name, value):
+        name, cast = self._kind(name)
+        value = value._data if value.__class__ is PlainRecord else getattr(value, "data", value) if cast is None \
+            else cast(value)
         self._data[name] = value
 
     __getattr__, __setattr__ = __getitem__, __setitem__

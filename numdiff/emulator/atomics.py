@@ -6,7 +6,7 @@ Atomics at one place are ordered among themselves, and publish what their thread
 """
 import numpy as np
 
-from .arrays import CheckedArray, IntegerArray
+from .arrays import CheckedArray, IntegerArray, PackedArray
 from .faults import Unsupported
 from .values import float32
 
@@ -22,6 +22,9 @@ class Atomic:
     def _apply(self, array, index, function):
         machine = self._machine
         machine.block.fenced = True
+        if array.__class__ is PackedArray:
+            machine.report("alignment", f"atomically changes {array.name} of {array.dtype}, whose address need not be "
+                                        f"a multiple of {array.itemsize}", machine.site_here())
         if array.__class__ is not CheckedArray:
             if isinstance(index, tuple):
                 index = tuple(int(i) for i in index)
@@ -86,7 +89,7 @@ class Atomic:
 
     def _cast(self, array, value):
         """A value as Numba gives it to an atomic: in the array's type."""
-        if array.__class__ is CheckedArray or array.__class__ is IntegerArray:
+        if array.__class__ in (CheckedArray, IntegerArray, PackedArray):
             return array.cast(value)
         return array.dtype.type(value)
 

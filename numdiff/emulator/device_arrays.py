@@ -18,7 +18,7 @@ class EmulatedArray:
         self.offset, self.strides = 0, strides[::-1] if order == "F" else strides
         if contents is not None:
             self.on_host()[...] = contents
-            self._mark_written()
+            self.mark_written()
 
     @property
     def size(self):
@@ -46,12 +46,22 @@ class EmulatedArray:
         view.offset = data.ctypes.data - self.memory.address
         return view
 
-    def _mark_written(self):
+    def mark_written(self):
         if self.on_host().flags.c_contiguous:
             self.memory.mark_written(self.offset, self.offset + self.nbytes)
         else:
             np.ndarray(self.shape + (self.dtype.itemsize,), np.uint8, self.memory.valid, self.offset,
                        self.strides + (1,))[...] = 1
+
+    @property
+    def flags(self):
+        """Those of an array on the host with these strides."""
+        return self.on_host().flags
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": self.shape, "strides": None if self.is_c_contiguous() else self.strides, "version": 3,
+                "typestr": self.dtype.str, "data": (self.memory.address + self.offset, False), "stream": None}
 
     @property
     def T(self):
@@ -94,7 +104,7 @@ class EmulatedArray:
     def copy_to_device(self, ary, stream=0):
         self._refuse_other(ary)
         self.on_host()[...] = ary.copy_to_host() if isinstance(ary, EmulatedArray) else ary
-        self._mark_written()
+        self.mark_written()
 
     def _refuse_other(self, ary):
         """Raise where an array to copy from or to has another shape or type, as Numba does."""

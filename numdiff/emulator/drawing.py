@@ -5,7 +5,7 @@ Coordinates are pixels from the upper left corner, y downwards; colours are "#rr
 import functools
 from html import escape
 
-from ..files import atomic_file, write_text
+from .writing import WRITERS
 
 INK, PALE, GRID = "#1b1f24", "#6b7280", "#c9ced6"
 FAULT = "#c0392b"
@@ -91,7 +91,7 @@ class Picture:
 
     def png(self, path, scale=2):
         """Write a PNG file of `scale` times the picture's size."""
-        with atomic_file(path, "the picture") as file:
+        with WRITERS["binary"](path, "the picture") as file:
             self.image(scale).save(file, "PNG")
 
     def save(self, path):
@@ -99,7 +99,7 @@ class Picture:
         if str(path).endswith(".png"):
             self.png(path)
         elif str(path).endswith(".svg"):
-            write_text(path, self.svg(), "the picture")
+            WRITERS["text"](path, self.svg(), "the picture")
         else:
             raise ValueError(f"cannot write {path}: a picture is saved as .png or .svg.")
 

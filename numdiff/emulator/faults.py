@@ -1,8 +1,6 @@
 """What the emulator reports: faults, each with its kernel, file, line, block and thread."""
 from dataclasses import dataclass, field
 
-from ..errors import NumdiffError
-
 
 @dataclass(frozen=True)
 class Place:
@@ -59,7 +57,11 @@ class Fault:
         return "\n".join(lines)
 
 
-class KernelFault(NumdiffError):
+class EmulatorError(Exception):
+    """What the emulator raises; the message says in words what is wrong."""
+
+
+class KernelFault(EmulatorError):
     """A kernel did what a kernel must not do; `faults` is the list, in the order in which they were seen."""
 
     def __init__(self, kernel, faults):
@@ -68,10 +70,13 @@ class KernelFault(NumdiffError):
         super().__init__(f"kernel {kernel} has {count} fault{'s' if count > 1 else ''}:\n"
                          + "\n".join(str(f) for f in self.faults))
 
+    def __reduce__(self):  # to another process, as those of multiprocessing and pytest-xdist
+        return type(self), (self.kernel, self.faults)
 
-class Unsupported(NumdiffError):
+
+class Unsupported(EmulatorError):
     """A kernel uses something that the emulator does not know."""
 
 
-class LaunchRefused(NumdiffError):
+class LaunchRefused(EmulatorError):
     """A launch that a GPU of this compute capability would refuse."""

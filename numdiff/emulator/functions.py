@@ -3,70 +3,92 @@ import math
 
 import numpy as np
 
-from .arithmetic import FLOAT_OF, LETTER, PROMOTED, power
+from .arithmetic import CLASS, FLOATS, INTEGERS, LETTER, PROMOTED, UNIFIED, convert, divided, power
+from .conversions import integer_of
 from .values import (
-    FLOATS,
-    NARROW,
-    SIGNED,
+    DIRECT,
     TYPES,
-    UNSIGNED,
+    WIDTHS,
+    Int8,
     Int32,
-    UInt64,
+    boolean,
     complex64,
     complex128,
-    float16,
     float32,
     float64,
 )
 
 
 def choose(choice, noticed=None):
-    """`min` or `max`; `noticed(name)` is called where it works in float64."""
+    """`min` or `max`; `noticed(name)` is called where it works in float64.
+
+    Of two float32, or float64, it is PTX's instruction, which gives the number if one is NaN, and takes 0 for more than
+    -0. All else Numba compares in the type that both can become: the first stays unless a later
+    one is less or more, so that a NaN stays where it is first and is passed over elsewhere.
+    """
+    largest = choice is max
+
     def among(first, *others):
         best, *others = first if not others and first.__class__ is tuple else (first, *others)
-        for value in others:
+        if len(others) == 1:
+            value, = others
             c, d = best.__class__, value.__class__
-            if c is float32 and d is float32:  # PTX's max and min give the operand that is not NaN
-                best = value if best != best else best if value != value else choice(best, value)
-                continue
-            if c is not d and (c is UInt64 and d in SIGNED or d is UInt64 and c in SIGNED):
-                best = float64(choice(best, value))  # the type that Numba gives the pair int64 and uint64
-                continue
-            a, b = LETTER[c], LETTER[d]
-            kind = a if a == b else PROMOTED[a, b]
+            if c is float32 and d is float32:
+                if value > best:
+                    return value if largest else best
+                if best > value:
+                    return best if largest else value
+                return _number_of(best, value, largest)
+            if c in _WIDE and d in _WIDE:
+                if noticed is not None:
+                    noticed(choice.__name__)
+                return _number_of(float64(best), float64(value), largest)
+        for value in others:
+            kind = UNIFIED[LETTER[best.__class__], LETTER[value.__class__]]
             if kind == "d" and noticed is not None:
                 noticed(choice.__name__)
-            if kind not in FLOAT_OF:
-                best = (UInt64 if kind in "tu" else int)(choice(best, value))
-            elif best != best or value != value:
-                best = FLOAT_OF[kind](value if best != best else best)
-            else:
-                best = FLOAT_OF[kind](choice(best, value))
+            best, value = convert(best, kind), convert(value, kind)
+            if value > best if largest else value < best:
+                best = value
         return best
     return among
+
+
+_WIDE = frozenset((float32, float64, float))
+
+
+def _number_of(a, b, largest):
+    if a != a or b != b:
+        return b if a != a else a
+    if a == b:
+        return b if bool(np.signbit(a)) == largest else a
+    return a if bool(a > b) == largest else b
 
 
 minimum, maximum = choose(min), choose(max)
 
 
 def absolute(a):
-    return a if a.__class__ in UNSIGNED else abs(a)
+    c = a.__class__
+    if c in WIDTHS:
+        return a if a >= 0 or a == -1 << WIDTHS[c] - 1 else c(-a)
+    return Int8(a) if c is bool or c is boolean else abs(a)
 
 
 def to_integer(a=0):
     """int(x)"""
-    return a if a.__class__ in SIGNED or a.__class__ in UNSIGNED else TYPES["int64"](a)
+    return a if a.__class__ in WIDTHS else TYPES["int64"](a)
 
 
 def to_float(a=0):
     """float(x): float32 stays float32, integers become float64."""
-    return a if a.__class__ in FLOATS else float64(a)
+    return a if LETTER.get(a.__class__) in FLOATS else float64(a)
 
 
 def to_complex(real=0.0, imag=None):
     """complex(x), complex(x, y): of float32 it is complex64."""
     parts = (real,) if imag is None else (real, imag)
-    return (complex64 if all(p.__class__ in NARROW for p in parts) else complex128)(complex(*parts))
+    return (complex64 if all(p.__class__ is float32 for p in parts) else complex128)(complex(*parts))
 
 
 def to_bool(a=False):
@@ -75,37 +97,87 @@ def to_bool(a=False):
 
 def rounded(a, digits=None):
     if digits is None:
-        return int(round(float(a)))
-    return a.__class__(round(float(a), int(digits)))
+        return integer_of(float64(a), 64, True, nearest=True)
+    to = a.__class__ if a.__class__ in DIRECT else float64
+    return to(_to_digits(to(a), int(digits)))
+
+
+def _to_digits(x, digits):
+    """CPython's algorithm, as Numba compiles it: in float64, by powers of ten."""
+    if not math.isfinite(x):
+        return x
+    first, second = float64(10) ** float64(min(abs(digits), 22) if digits < 0 else min(digits, 22)), float64(1)
+    if digits > 22:
+        first, second = float64(10) ** float64(digits - 22), float64(1e22)
+    elif digits < -22:
+        first = float64(10) ** float64(-digits)
+    y = float64(x) * first * second if digits >= 0 else float64(x) / first
+    if math.isinf(y):
+        return x
+    z = float64(integer_of(y, 64, True, nearest=True))
+    if abs(y - z) == 0.5:
+        z = float64(2) * float64(integer_of(y / 2, 64, True, nearest=True))
+    return z / second / first if digits >= 0 else z * first
 
 
 BUILTINS = {"min": minimum, "max": maximum, "abs": absolute, "int": to_integer, "float": to_float, "bool": to_bool,
-            "complex": to_complex,
-            "round": rounded, "pow": power}
+            "complex": to_complex, "round": rounded, "pow": power, "divmod": divided}
 
 
 # math: float32 in, float32 out ----------------------------------------------------------------------------------------
 
-def float_result(function, noticed=None):
-    """`function` on Python floats (float64), rounded once to the type of the arguments.
+def _kind_of_two(a, b):
+    kind = PROMOTED[a, b]
+    return "f" if kind == "h" else kind if kind in FLOATS else "d"
+
+
+def _kind_of_power(a, b):
+    return "f" if a in SMALL and b in "i" + SMALL or (a, b) == ("f", "v") else "d"
+
+
+SMALL = "bsmthf"  # letters of what float32 holds
+_REALS = INTEGERS + FLOATS
+_WIDENED = {(a,): a if a in "fd" else "f" if a == "h" else "d" for a in _REALS}  # functions without a float16
+_ONE = {(a,): a if a in FLOATS else "d" for a in _REALS}
+_TWO = {(a, b): _kind_of_two(a, b) for a in _REALS for b in _REALS}
+_POWER = {(a, b): _kind_of_power(a, b) for a in _REALS for b in _REALS}
+_CLOSE = {(a, b): "f" if a in SMALL and b in SMALL else "d" for a in _REALS for b in _REALS}
+HALF = ("sqrt", "exp", "exp2", "log", "log2", "log10", "sin", "cos", "floor", "ceil", "trunc", "fabs")
+_KINDS = {**dict.fromkeys(HALF, _ONE), "atan2": _TWO, "hypot": _TWO, "pow": _POWER,
+          **dict.fromkeys(("fmod", "copysign", "remainder", "nextafter"), _CLOSE)}
+
+
+def float_result(function, noticed=None, name=None):
+    """`function` on Python floats (float64), rounded once to the type that Numba gives the arguments.
 
     `noticed(name)` is called where that type is float64.
     """
+    name = name or getattr(function, "__name__", "math function")
+    kinds = _KINDS.get(name, _WIDENED)
+
     def call(*values):
-        to = float16 if all(v.__class__ is float16 for v in values) else float32
+        to = float32
         for v in values:
-            if v.__class__ is not float32 and v.__class__ is not float16:
-                to = float64  # an integer or a float64 among them
+            if v.__class__ is not float32:
+                to = CLASS[kinds[tuple(LETTER[v.__class__] for v in values)]]
+                break
         if to is float64 and noticed is not None:
             noticed(call.__name__)
+        numbers = [float(v) for v in values]
         try:
-            return to(function(*[float(v) for v in values]))
+            return to(function(*numbers))
         except OverflowError:
-            return to(math.inf)
+            return to(_overflow(function, numbers))
         except (ValueError, ZeroDivisionError):
-            return to(_outside(function, [float(v) for v in values]))
-    call.__name__ = getattr(function, "__name__", "math function")
+            return to(_outside(function, numbers))
+    call.__name__ = name
     return call
+
+
+def _overflow(function, values):
+    """The infinity where Python's math raises."""
+    negative = function is math.sinh or function is math.pow and values[1] % 2 == 1
+    return -math.inf if negative and values[0] < 0 else math.inf
 
 
 def _outside(function, values):
@@ -145,7 +217,8 @@ class EmulatedMath:
             if hasattr(math, name):
                 setattr(self, name, float_result(getattr(math, name), noticed))
         self.exp2 = float_result(exp2, noticed)
-        self.floor, self.ceil, self.trunc = (float_result(_whole(f)) for f in (math.floor, math.ceil, math.trunc))
+        for function in (math.floor, math.ceil, math.trunc):
+            setattr(self, function.__name__, float_result(_whole(function), name=function.__name__))
 
     def isnan(self, x):
         return math.isnan(x)
@@ -157,41 +230,27 @@ class EmulatedMath:
         return math.isfinite(x)
 
     def ldexp(self, x, n):
-        return x.__class__(math.ldexp(float(x), int(n)))
+        try:
+            return _small(x)(math.ldexp(float(x), TYPES["int32"](n)))
+        except OverflowError:
+            return _small(x)(math.copysign(math.inf, x))
 
     def frexp(self, x):
         mantissa, exponent = math.frexp(float(x))
-        return x.__class__(mantissa), Int32(exponent)
+        return _small(x)(mantissa), Int32(exponent)
 
     def modf(self, x):
         fraction, whole = math.modf(float(x))
-        return x.__class__(fraction), x.__class__(whole)
+        to = float32 if x.__class__ is float32 else float64
+        return to(fraction), to(whole)
 
     def gcd(self, a, b):
         return math.gcd(int(a), int(b))
 
 
+def _small(x):
+    """The float in which these functions work."""
+    return float32 if LETTER[x.__class__] in SMALL else float64
+
+
 MATH = EmulatedMath()
-
-
-def fma(a, b, c):
-    """a·b + c, rounded once to the arguments' type.
-
-    float32: the product is exact in float64; the sum is computed in float64 with rounding to odd, after which rounding
-        to float32 is correct (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums").
-    """
-    kind = a.__class__
-    if kind is float64:
-        from fractions import Fraction
-        if not all(math.isfinite(v) for v in (a, b, c)):
-            return a * b + c
-        exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
-        return float64(exact.numerator / exact.denominator) if exact else a * b + c
-    product, addend = float(a) * float(b), float(c)
-    total = product + addend
-    if math.isfinite(total):
-        back = total - product
-        error = (product - (total - back)) + (addend - back)
-        if error and not int(np.float64(total).view(np.uint64)) & 1:
-            total = math.nextafter(total, math.inf if error > 0 else -math.inf)
-    return kind(total)

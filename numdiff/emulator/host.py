@@ -6,7 +6,10 @@ imported, and never imported from here.
 """
 import contextlib
 import functools
+import importlib.util
 import sys
+import weakref
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +19,9 @@ from .faults import LaunchRefused, Unsupported
 from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator
 from .memory_spaces import STATIC_SHARED
 from .namespace import Namespace
-from .signatures import signatures_of
-from .values import scalar
+from .signatures import signatures_of, type_of
+from .values import is_numbas, scalar
+from .vectorized import guvectorize, vectorize
 
 
 class Launcher:
@@ -31,6 +35,8 @@ class Launcher:
         if named:
             raise LaunchRefused(f"{kernel.__name__}: a kernel takes no arguments by name; give {', '.join(named)} by "
                                 "place.")
+        for extension in reversed(getattr(kernel, "targetoptions", {}).get("extensions") or ()):
+            arguments = [extension.prepare_args(type_of(a), a, stream=0, retr=[])[1] for a in arguments]
         machine.launch(kernel, grid, block, *arguments, shared=shared)
 
 
@@ -40,6 +46,15 @@ def configured(machine, kernel, configuration):
         raise LaunchRefused(f"{kernel.__name__}[…] takes a grid and a block, then a stream and bytes of shared memory "
                             f"if need be: {kernel.__name__}[grid, block](…).")
     return Launcher(machine, kernel, *configuration)
+
+
+def for_all(machine, kernel, count, tpb=128, stream=0, sharedmem=0):
+    """`kernel.forall(count)`; of no elements nothing is launched."""
+    if count < 0:
+        raise ValueError(f"{kernel.__name__}.forall({count}): a count of elements is not negative.")
+    if count == 0:
+        return lambda *arguments: None
+    return Launcher(machine, kernel, -(-count // (tpb or 128)), tpb or 128, stream, sharedmem)
 
 
 class EmulatedKernel:
@@ -56,7 +71,13 @@ class EmulatedKernel:
         return configured(self._machine, self, configuration)
 
     def forall(self, count, tpb=128, stream=0, sharedmem=0):
-        return Launcher(self._machine, self, -(-count // (tpb or 128)), tpb or 128, stream, sharedmem)
+        return for_all(self._machine, self, count, tpb, stream, sharedmem)
+
+    def configure(self, grid, block, stream=0, sharedmem=0):
+        return Launcher(self._machine, self, grid, block, stream, sharedmem)
+
+    def specialize(self, *arguments):
+        return self
 
     def __call__(self, *arguments):  # a device function, called from the host by mistake or from a test
         return self.py_func(*arguments)
@@ -90,7 +111,7 @@ class Reduce:
     """What `cuda.reduce` makes of a function of two numbers: a reduction of arrays, here one number after the other."""
 
     def __init__(self, machine, function):
-        self._function = machine.function(function)
+        self._function = machine.unchecked(function)
 
     def __call__(self, arr, size=None, res=None, init=0, stream=0):
         numbers = np.asarray(arr)[:size]
@@ -119,9 +140,22 @@ def _emulated_gpu(machine):
 
 
 # Functions of numba.cuda for the host that need a GPU and have no counterpart here.
-_NEED_A_GPU = ("as_cuda_array", "current_context", "declare_device", "detect", "external_stream",
-               "from_cuda_array_interface", "list_devices", "open_ipc_array", "profile_start", "profile_stop",
-               "profiling", "set_memory_manager")
+_NEED_A_GPU = ("external_stream", "from_cuda_array_interface", "open_ipc_array", "set_memory_manager")
+MEMORY = 80 << 30  # bytes that the emulated GPU says it has
+
+
+class _Context(_Device):
+    """What `cuda.current_context()` gives."""
+
+    def __init__(self, machine):
+        super().__init__("current_context()", {
+            "device": _emulated_gpu(machine), "reset": lambda: None, "synchronize": lambda: None, "push": lambda: None,
+            "pop": lambda: None, "get_memory_info": lambda: _MemoryInfo(MEMORY, MEMORY)})
+
+
+class _MemoryInfo(NamedTuple):
+    free: int
+    total: int
 
 
 def _replacements(machine, module):
@@ -153,6 +187,9 @@ def _replacements(machine, module):
         flags = ary.flags if isinstance(ary, np.ndarray) else ary.on_host().flags
         return EmulatedArray(ary.shape, ary.dtype, None, "F" if flags.fnc else "C")
 
+    def host_array_like(ary):
+        return np.empty(ary.shape, ary.dtype, "F" if device_array_like(ary).flags.fnc else "C")
+
     def host_array(shape, dtype=np.float64, strides=None, order="C", **options):
         return np.empty(shape, dtype, order)
 
@@ -161,32 +198,92 @@ def _replacements(machine, module):
             raise Unsupported(f"the emulator does not know {name}, which needs a GPU")
         return refuse
 
+    def as_cuda_array(obj, sync=True):
+        if not isinstance(obj, EmulatedArray):
+            raise Unsupported("the emulator's as_cuda_array takes the emulator's own arrays only")
+        return obj
+
     @contextlib.contextmanager
     def nothing(*arrays, stream=0):
         yield
 
     return {**{name: missing(f"cuda.{name}") for name in _NEED_A_GPU}, "pinned": nothing, "defer_cleanup": nothing,
             "reduce": lambda function: Reduce(machine, function), "Reduce": lambda function: Reduce(machine, function),
-            "event_elapsed_time": lambda start, end: start.elapsed_time(end), "vectorize": missing("cuda.vectorize"),
-            "guvectorize": missing("cuda.guvectorize"), "get_current_device": lambda: _emulated_gpu(machine),
+            "event_elapsed_time": lambda start, end: start.elapsed_time(end), "vectorize": vectorize(machine),
+            "guvectorize": guvectorize(machine), "as_cuda_array": as_cuda_array,
+            "is_cuda_array": lambda obj: hasattr(obj, "__cuda_array_interface__"),
+            "current_context": lambda device=None: _Context(machine), "list_devices": lambda: [_emulated_gpu(machine)],
+            "detect": lambda: print("Found 1 emulated GPU") or True, "profile_start": lambda: None,
+            "profile_stop": lambda: None, "profiling": nothing, "get_current_device": lambda: _emulated_gpu(machine),
             "gpus": [_emulated_gpu(machine)], "close": lambda: None,
-            "mapped_array_like": lambda ary: np.empty_like(ary), "per_thread_default_stream": _Stream,
+            "mapped_array_like": host_array_like, "per_thread_default_stream": _Stream,
             "legacy_default_stream": _Stream, "jit": emulated_jit, "to_device": to_device, "device_array": device_array,
             "device_array_like": device_array_like,
-            "pinned_array": host_array, "pinned_array_like": lambda ary: np.empty_like(ary), "mapped_array": host_array,
+            "pinned_array": host_array, "pinned_array_like": host_array_like, "mapped_array": host_array,
             "managed_array": host_array, "synchronize": lambda: None, "stream": _Stream, "default_stream": _Stream,
             "event": lambda timing=True: _Event(), "is_available": lambda: True, "select_device": lambda index: None}
 
 
-def _for_other_targets(numba, name):
-    """numba.vectorize and numba.guvectorize, but not for target="cuda"."""
+def _for_other_targets(numba, name, here):
+    """numba.vectorize and numba.guvectorize, which for target="cuda" are the emulator's."""
     original = getattr(numba, name)
 
     def call(*arguments, **options):
-        if options.get("target") == "cuda":
-            raise Unsupported(f"the emulator does not know numba.{name}: write a @cuda.jit kernel")
-        return original(*arguments, **options)
+        return (here if options.get("target") == "cuda" else original)(*arguments, **options)
     return call
+
+
+class _AtImport:
+    """Calls `patch` once numba.cuda has been imported: a finder that stands before the others until then."""
+
+    def __init__(self, patch):
+        self._patch = patch
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "numba.cuda":
+            return None
+        self.remove()
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module):
+                load(module)
+                self._patch(module)
+            spec.loader.exec_module = exec_module
+        return spec
+
+    def remove(self):
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+_SEEN = weakref.WeakKeyDictionary()  # a module -> how many names it had when none was one of numba.cuda's
+
+
+def _imported_by_name(ids):
+    """(module, name, original) of functions of Numba that other modules have imported by their names."""
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if names is None or is_numbas(getattr(module, "__name__", None)) or (
+                _SEEN.get(module) == len(names)):
+            continue
+        found = [(module, name, value) for name, value in list(names.items()) if id(value) in ids]
+        if found:
+            yield from found
+        else:
+            with contextlib.suppress(TypeError):
+                _SEEN[module] = len(names)
+
+
+SIMULATOR = ("NUMBA_ENABLE_CUDASIM is set, so Numba's simulator stands in for its CUDA compiler: unset it; numdiff's "
+             "emulator, which runs kernels without a GPU, needs no such variable.")
+
+
+def is_simulator(cuda):
+    """Whether Numba's simulator has taken the place of the module `numba.cuda`, or None."""
+    return cuda is not None and str(getattr(cuda.jit, "__module__", "")).startswith("numba.cuda.simulator")
 
 
 @contextlib.contextmanager
@@ -206,19 +303,25 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
             len(at) if isinstance(at, tuple) else 0 for at in break_at] != [3, 3]):
         raise ValueError(f"break_at {break_at!r} must be a block and a thread, such as ((0, 0, 0), (5, 0, 0)).")
     machine.stop_at = break_at
-    module = sys.modules.get("numba.cuda")
     undo = []
 
     def patch(owner, name, value):
         undo.append((owner, name, owner.__dict__[name]))
         setattr(owner, name, value)
 
-    if module is not None:
-        for name, value in _replacements(machine, module).items():
-            if name in module.__dict__:
-                patch(module, name, value)
-        for name in ("vectorize", "guvectorize"):
-            patch(sys.modules["numba"], name, _for_other_targets(sys.modules["numba"], name))
+    def patch_all(module):
+        if is_simulator(module):
+            raise Unsupported(SIMULATOR)
+        numba = sys.modules["numba"]
+        news = [(module, name, value) for name, value in _replacements(machine, module).items()
+                if name in module.__dict__]
+        news += [(numba, name, _for_other_targets(numba, name, here)) for name, here in (
+            ("vectorize", vectorize(machine)), ("guvectorize", guvectorize(machine)))]
+        by_original = {id(owner.__dict__[name]): value for owner, name, value in news}
+        for owner, name, original in _imported_by_name(by_original):
+            patch(owner, name, by_original[id(original)])
+        for owner, name, value in news:
+            patch(owner, name, value)
         dispatcher = getattr(sys.modules.get("numba.cuda.dispatcher"), "CUDADispatcher", None)
         if dispatcher is not None:
             patch(dispatcher, "__getitem__", lambda kernel, configuration: configured(machine, kernel, configuration))
@@ -227,9 +330,17 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
                   lambda kernel, grid, block, stream=0, sharedmem=0: Launcher(machine, kernel, grid, block, stream,
                                                                               sharedmem))
             patch(dispatcher, "forall", lambda kernel, count, tpb=128, stream=0,
-                  sharedmem=0: Launcher(machine, kernel, -(-count // (tpb or 128)), tpb or 128, stream, sharedmem))
+                  sharedmem=0: for_all(machine, kernel, count, tpb, stream, sharedmem))
+
+    at_import = None
+    if "numba.cuda" in sys.modules:
+        patch_all(sys.modules["numba.cuda"])
+    else:
+        at_import = _AtImport(patch_all)
     try:
         yield machine
     finally:
+        if at_import is not None:
+            at_import.remove()
         for owner, name, value in reversed(undo):
             setattr(owner, name, value)

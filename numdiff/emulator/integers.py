@@ -112,6 +112,8 @@ class Integers:
 
     def _assign(self, target, value, understood):
         if isinstance(target, ast.Name):
+            if isinstance(value, ast.BinOp) and isinstance(value.left, ast.Name) and value.left.id == target.id:
+                value = ast.AugAssign(target, value.op, value.right)  # the same
             self.bindings.setdefault(target.id, []).append(value)
             understood.add(id(target))
         elif isinstance(target, ast.Tuple):
@@ -273,7 +275,11 @@ class Integers:
             elif kind is ast.AugAssign and isinstance(part.target, ast.Name):
                 part.native = self._is_native(part.op, self._of_name(part.target.id), self.of(part.value), part.value)
             elif kind is ast.UnaryOp:
-                part.native = isinstance(part.op, ast.USub) and self.of(part.operand) is not UNKNOWN
+                inner = self.of(part.operand)
+                part.native = isinstance(part.op, ast.USub) and inner is not UNKNOWN and inner <= LARGEST and (
+                    isinstance(part.operand, (ast.BinOp, ast.Constant)))  # int64: others negate in their own width
+            elif kind is ast.Compare:
+                part.native = UNKNOWN not in map(self.of, (part.left, *part.comparators))
             elif kind is ast.Call:
                 part.magnitudes = () if any(isinstance(a, ast.Starred) for a in part.args) else tuple(
                     self._rounded(self.of(a)) for a in part.args)
@@ -286,8 +292,10 @@ class Integers:
     def _is_native(self, operator, a, b, right):
         if a is UNKNOWN or b is UNKNOWN:
             return False
-        if isinstance(operator, (ast.Add, ast.Sub, ast.BitAnd, ast.BitOr, ast.BitXor)):
+        if isinstance(operator, (ast.BitAnd, ast.BitOr, ast.BitXor)):
             return True
+        if isinstance(operator, (ast.Add, ast.Sub)):
+            return max(a, b) <= LARGEST
         if isinstance(operator, ast.Mult):
             return a + b <= LARGEST
         if isinstance(operator, (ast.FloorDiv, ast.Mod)):

@@ -37,6 +37,15 @@ class Float64Warning(UserWarning):
     """A kernel whose arrays are float32 or narrower computes in float64, which most GPUs do 32 to 64 times slower."""
 
 
+def has_float64(dtype):
+    """Whether the elements of an array of this type are float64, or have some in them."""
+    if not isinstance(dtype, np.dtype):
+        return False
+    if dtype.names:
+        return any(has_float64(dtype.fields[name][0].base) for name in dtype.names)
+    return dtype in (np.float64, np.complex128)
+
+
 def _is_capability(cc):
     return isinstance(cc, (tuple, list)) and len(cc) >= 2 and all(isinstance(n, int) for n in cc[:2])
 
@@ -118,7 +127,7 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         function = self.function(kernel, tuple(map(magnitude_of, arguments)))
         self.entry = function.__code__
         self.float64_is_meant = self.float64 if self.float64 is not None else any(
-            getattr(a, "dtype", None) == np.float64 and not isinstance(a, np.generic)
+            not isinstance(a, np.generic) and has_float64(getattr(a, "dtype", None))
             for a in values.leaves(arguments)) or "float64" not in self.checks
         first = len(self.faults)
         self.seen_faults = {}

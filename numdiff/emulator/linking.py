@@ -12,6 +12,7 @@ from .faults import Unsupported
 from .integers import holds
 from .rewrite import SITES, rewrite
 from .signatures import explicit_signatures, with_signatures
+from .whole_arrays import method
 
 _REWRITTEN = {}  # (id of a code object, checked, magnitudes) -> (the code object, what rewrite gave)
 
@@ -37,6 +38,10 @@ class Linking:
                 made = self._rewritten(python, None)
             self._link(python, key, made)
         return self._functions[key][1]
+
+    def unchecked(self, function):
+        """A function of numbers as the host may call it, outside of any launch."""
+        return type(self)(self.cc, checks=False).function(function)
 
     def device_function(self, kernel):
         """As `function`; of one with signatures it converts what it is given and what it gives."""
@@ -84,8 +89,10 @@ class Linking:
     def _helpers(self):
         """The names that rewritten code calls."""
         helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
-                   "__unsupported": unsupported, "__literal": values.literal, "__constant": constant}
-        operations = {f"__{name}": function for name, function in arithmetic.OPERATIONS.items()}
+                   "__unsupported": unsupported, "__literal": values.literal, "__constant": constant,
+                   "__method": method, "__range": any_range, "__zip": zipped}
+        operations = {f"__{name}": function for name, function in (*arithmetic.OPERATIONS.items(),
+                                                                   *arithmetic.COMPARISONS.items())}
         if not self.checked:
             def augment(array, index, operation, value):
                 array[index] = operation(array[index], value)
@@ -100,7 +107,8 @@ class Linking:
             operations[f"__{name}"] = self._checked_operation(arithmetic.OPERATIONS[name], name)
         if self.tracer is not None:
             load, store = self.tracer.timed(self, load), self.tracer.timed(self, store)
-            operations = {name: self.tracer.timed(self, operation) for name, operation in operations.items()}
+            operations = {name: operation if name[2:] in arithmetic.COMPARISONS else self.tracer.timed(self, operation)
+                          for name, operation in operations.items()}
         return {**helpers, **operations, **self._fused(operations), "__augment": augment, "__load": load,
                 "__store": store, "__tuple": tuple if self.tracer is None else None}
 
@@ -118,7 +126,7 @@ class Linking:
                 return a + b * c
             if kind in signed and other in signed and a.__class__ in signed:
                 product = b * c
-                if low <= product < high:
+                if low <= product < high and low <= a + product < high:
                     return a + product
             return add(a, multiply(b, c, site), site)
 
@@ -128,7 +136,7 @@ class Linking:
                 return b * c + a
             if kind in signed and other in signed and a.__class__ in signed:
                 product = b * c
-                if low <= product < high:
+                if low <= product < high and low <= product + a < high:
                     return product + a
             return add(multiply(b, c, site), a, site)
 
@@ -155,13 +163,17 @@ class Linking:
         # most operations are on two float32, or on two signed integers, which are Python's unless a product wraps, or
         # on two unsigned ones
         low, high, bits = -values.HALF64, values.HALF64, values.BITS64
-        unsigned, UInt64 = values.UNSIGNED, values.UInt64
+        unsigned, UInt64, integers = values.UNSIGNED, values.UInt64, values.INTEGERS
 
         def quick_operation(a, b, site):
             c, d = a.__class__, b.__class__
-            if c is float32 and d is float32 or c in signed and d in signed:
+            if c is float32 and d is float32:
                 return quick(a, b)
-            if c in unsigned and d in unsigned:
+            if c in signed and d in signed:
+                result = quick(a, b)
+                if low <= result < high:
+                    return result
+            elif c in unsigned and d in unsigned:
                 return UInt64(quick(a, b) & bits)
             return operation(a, b, site)
 
@@ -178,8 +190,10 @@ class Linking:
             return operation(a, b, site)
 
         def quick_quotient(a, b, site):
-            if a.__class__ in signed and b.__class__ in signed and low <= a < high:
+            if a.__class__ in signed and b.__class__ in signed and b > 0:
                 return quick(a, b)
+            if b == 0 and a.__class__ in integers and b.__class__ in integers:
+                machine.report("division", f"{_type_name(a)} {name.lower()} 0, which gives 0", site)
             return operation(a, b, site)
 
         def quick_shift(a, b, site):
@@ -200,6 +214,20 @@ class Linking:
 
 def unsupported(text):
     raise Unsupported(text)
+
+
+def any_range(*arguments):
+    """`range` of numbers of any type: of floats Numba takes the whole part, of unsigned ones it makes uint64."""
+    if arguments and all(a.__class__ in values.UNSIGNED for a in arguments):
+        return map(values.UInt64, range(*arguments))
+    return range(*[int(a) if a.__class__ in values.INTEGERS else values.TYPES["int64"](a) for a in arguments])
+
+
+def zipped(*several):
+    """`zip`; of arrays as many elements are read as the shortest has."""
+    if not all(hasattr(one, "__len__") for one in several):
+        return zip(*several, strict=False)
+    return (tuple(one[k] for one in several) for k in range(min(map(len, several), default=0)))
 
 
 def constant(shape, text):

@@ -167,10 +167,14 @@ def types_given(frame):
 
 def _type_of(value):
     kind = value.__class__
+    if isinstance(value, type):
+        return value
     if kind is Literal:
         return int(value),
     if kind is tuple:
         return tuple(map(_type_of, value))
+    if isinstance(value, (int, float, np.number, np.bool_)):  # threads may hold one number as different types
+        return "real" if isinstance(value, (float, np.floating)) else "integer"
     dtype = getattr(value, "dtype", None)
     if not hasattr(value, "strides") or dtype is None:
         return kind

@@ -13,10 +13,14 @@ import numpy as np
 
 from . import functions, values
 from .arrays import CheckedArray, IntegerArray
+from .conversions import fma
 from .faults import Unsupported
-from .functions import MATH, EmulatedMath, fma
+from .functions import MATH, EmulatedMath
+from .libdevice import Libdevice
 from .overloads import overloaded, overloads_of
-from .values import dtype_of, scalar, type_named
+from .values import dtype_of, is_numbas, scalar, type_named
+from .vectors import vector_types
+from .whole_arrays import WHOLE
 
 TWINS = {}  # id of an intrinsic -> (intrinsic, its twin)
 WARP = 32
@@ -35,7 +39,7 @@ def twin(intrinsic):
 
 def is_numba(value):
     module = getattr(type(value), "__module__", None) or ""
-    return isinstance(module, str) and (module == "numba" or module.startswith("numba."))
+    return isinstance(module, str) and is_numbas(module)
 
 
 class Namespace:
@@ -127,8 +131,8 @@ class Resolver:
         if isinstance(value, python_types.FunctionType):
             if value.__module__ == "numba.cuda.cg":
                 return getattr(self.cuda.cg, value.__name__)
-            if (value.__module__ or "").startswith("numba."):
-                return self._missing(f"{value.__module__}.{value.__name__}")
+            if is_numbas(value.__module__):
+                return self.cuda.__dict__.get(value.__name__) or self._missing(f"{value.__module__}.{value.__name__}")
             return self.machine.function(value)
         if isinstance(value, np.ufunc):
             return getattr(self.numpy, value.__name__)
@@ -162,7 +166,7 @@ class Resolver:
 
     def _stub(self, value):
         """`cuda.threadIdx` and the like, imported by name: Numba's stubs are classes. Any other class is itself."""
-        if not (value.__module__ or "").startswith("numba."):
+        if not is_numbas(value.__module__):
             return value
         if value.__name__ == "laneid":
             return Missing("the emulator does not know laneid imported by name: write cuda.laneid")
@@ -231,6 +235,8 @@ class EmulatedNumpy:
         kind = type_named(name)
         if kind is not None:
             return kind
+        if name in WHOLE or name in ("amin", "amax"):
+            return WHOLE[name.removeprefix("a") if name[1:] in ("min", "max") else name]
         if name == "random":
             return Missing("neither Numba nor the emulator knows np.random in a kernel: use numba.cuda.random")
         value = getattr(np, name)
@@ -239,33 +245,6 @@ class EmulatedNumpy:
         if isinstance(value, np.ufunc):
             return self._elementwise(value)
         return value
-
-
-class Libdevice:
-    """numba.cuda.libdevice: the fast_ functions and those that round, in the type of their argument."""
-
-    _NAMES = {"fast_expf": "exp", "fast_exp10f": "exp10", "fast_logf": "log", "fast_log2f": "log2",
-              "fast_log10f": "log10", "fast_sinf": "sin", "fast_cosf": "cos", "fast_tanf": "tan", "fast_powf": "pow"}
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        base = self._NAMES.get(name, name)
-        if name == "fast_fdividef":
-            return lambda a, b: a / b
-        if base.startswith(("fma", "fmaf")):
-            return lambda a, b, c: fma(a, b, c)
-        if base in ("rsqrtf", "rsqrt"):
-            return lambda a: a.__class__(1.0 / math.sqrt(float(a))) if a > 0 else a.__class__(math.inf)
-        if base in ("exp10", "exp10f"):
-            return functions.float_result(lambda x: 10.0 ** x)
-        for candidate in (base, base.removesuffix("f"), base.removesuffix("f").removesuffix("_rn")):
-            if hasattr(MATH, candidate):
-                return getattr(MATH, candidate)
-        if base.removesuffix("f") in ("fmin", "fmax"):
-            choose = min if "min" in base else max
-            return lambda a, b: b if a != a else a if b != b else choose(a, b)
-        raise Unsupported(f"the emulator does not know numba.cuda.libdevice.{name}")
 
 
 def _bits_of(value):
@@ -359,8 +338,16 @@ def emulated_cuda(machine):
     def cbrt(x):
         return x.__class__(math.copysign(abs(float(x)) ** (1 / 3), float(x)) if x else x)
 
+    def load_hinted(array, index):
+        return array[index]
+
+    def store_hinted(array, index, value):
+        array[index] = value
+
     from .warp import warp_functions
     namespace = {
+        **vector_types(), **dict.fromkeys(("ldca", "ldcg", "ldcs", "ldlu", "ldcv"), load_hinted),
+        **dict.fromkeys(("stcg", "stcs", "stwb", "stwt"), store_hinted),
         "threadIdx": t, "blockIdx": b, "blockDim": bd, "gridDim": gd, "warpsize": WARP, "grid": grid,
         "gridsize": gridsize, "syncthreads": syncthreads, "syncthreads_count": syncthreads_count,
         "syncthreads_and": syncthreads_and, "syncthreads_or": syncthreads_or, "threadfence": threadfence,
@@ -393,7 +380,11 @@ def _half_functions():
             "hgt": lambda a, b: a > b, "hge": lambda a, b: a >= b, "hlt": lambda a, b: a < b,
             "hle": lambda a, b: a <= b,
             **{"h" + name: getattr(MATH, name) for name in ("exp", "log", "log2", "sin", "cos", "sqrt", "floor", "ceil",
-                                                            "trunc", "exp2")}}
+                                                            "trunc", "exp2", "log10")},
+            "hexp10": functions.float_result(lambda x: 10.0 ** x, name="exp"), "hrsqrt": lambda a: half(
+                1 / math.sqrt(float(a))) if a > 0 else half(math.inf if a == 0 else math.nan),
+            "hrcp": lambda a: half(np.float32(1) / np.float32(a)),
+            "hrint": lambda a: half(np.rint(half(a)))}
 
 
 class EmulatedCuda(Namespace):

@@ -8,6 +8,7 @@ import sys
 
 from .faults import Unsupported
 from .signatures import type_of
+from .values import is_numbas
 
 _REGISTRIES = ("numba.cuda.typing.templates", "numba.core.typing.templates")
 _TARGETS = ("cuda", "gpu", "generic", None)  # those that CUDA takes, the nearest first
@@ -30,7 +31,7 @@ def _by_function(registries):
         for template in getattr(kind, "templates", ()):
             overload = getattr(template, "_overload_func", None)
             target = getattr(template, "metadata", {}).get("target")
-            if target not in _TARGETS or (getattr(overload, "__module__", None) or "numba.").startswith("numba."):
+            if target not in _TARGETS or is_numbas(getattr(overload, "__module__", None) or "numba"):
                 continue
             found.setdefault(id(function), (function, []))[1].append((_TARGETS.index(target), overload))
     return {key: (function, list(dict.fromkeys(o for _, o in sorted(overloads, key=lambda each: each[0]))))

@@ -161,7 +161,8 @@ class Reports:
 def _in_words(error):
     """A Python exception in a kernel, as one sentence that names none of the emulator's own classes."""
     text = str(error)
-    if isinstance(error, AttributeError) and type(getattr(error, "obj", None)) in (CheckedArray, IntegerArray):
+    owner = getattr(error, "obj", None)
+    if isinstance(error, AttributeError) and type(owner) in (CheckedArray, IntegerArray) and not owner.dtype.names:
         text = f"the emulator does not know .{error.name} of arrays"
     elif "CheckedArray" in text or "IntegerArray" in text or text == _SEQUENCE:
         text = "the emulator does not know arithmetic on whole arrays: index their elements"

@@ -6,6 +6,7 @@ that tracebacks, `breakpoint()` and coverage point into the real source:
     a + b           __Add(a, b)              Numba's types and rounding (arithmetic.py); where both are known to be
                                              signed integers, it stays (integers.py)
     float32(0.5)    a constant, made once
+    a < b           __Lt(a, b)               unless both are known to be signed integers, or one is a literal float
     f(a, b)         the variant of a device function for the integers among its arguments
     0.5             a float64 constant       which is what Numba takes it for
     a[i], a[i] = v  __load(a, i), __store    only where accesses are checked
@@ -26,13 +27,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .arithmetic import OPERATIONS
+from .arithmetic import COMPARISONS, OPERATIONS
 from .integers import EMPTY, Integers, cast_named, parts_of
 from .loops import WAITING
 from .namespace import TWINS
 from .overloads import overloads_of
 from .signatures import explicit_signatures
-from .values import TYPES, scalar
+from .values import TYPES, is_numbas, scalar
+from .whole_arrays import WHOLE
 
 
 class Sites:
@@ -311,6 +313,22 @@ class Rewriter(ast.NodeTransformer):
                 ast.Call(ast.Name(f"__{type(node.op).__name__}", ast.Load()), [node.operand], []), node)
         return node
 
+    def visit_Compare(self, node):
+        """Comparisons of what may be numbers of two types; a < b < c becomes two of them."""
+        native = getattr(node, "native", False) or not all(type(op).__name__ in COMPARISONS for op in node.ops) or any(
+            part.value.__class__ in (float, str, type(None)) for part in (node.left, *node.comparators)
+            if isinstance(part, ast.Constant))
+        self.generic_visit(node)
+        if native:
+            return node
+        parts, left = [], node.left
+        for op, right in zip(node.ops, node.comparators, strict=True):
+            name = self.temporary() if right is not node.comparators[-1] else None
+            kept = ast.NamedExpr(ast.Name(name, ast.Store()), right) if name else right
+            parts.append(self.call(f"__{type(op).__name__}", (left, kept), node, with_site=False))
+            left = name and ast.Name(name, ast.Load())
+        return parts[0] if len(parts) == 1 else ast.copy_location(ast.BoolOp(ast.And(), parts), node)
+
     def visit_Call(self, node):
         space = shared_or_local(node)
         if space:
@@ -321,6 +339,15 @@ class Rewriter(ast.NodeTransformer):
             for named in node.keywords:
                 named.value = self.as_literal(named.value)
             node.args = list(map(self.as_literal, node.args))
+        if isinstance(node.func, ast.Attribute) and node.func.attr in WHOLE and not node.keywords and not (
+                isinstance(node.func.value, ast.Name) and isinstance(self.outside.get(node.func.value.id),
+                                                                     types.ModuleType)):
+            node.args = [ast.Constant(node.func.attr), node.func.value, *node.args]
+            node.func = ast.copy_location(ast.Name("__method", ast.Load()), node.func)
+        elif isinstance(node.func, ast.Name) and node.func.id in ("range", "zip") and not (
+                self.bindings(node.func.id) or self.outside.get(node.func.id)) and not (
+                node.func.id == "range" and self.integers and None not in map(self.integers.of, node.args)):
+            node.func = ast.copy_location(ast.Name(f"__{node.func.id}", ast.Load()), node.func)
         outside = self.integers and isinstance(node.func, ast.Name) and node.func.id not in self.integers.inner and (
             self.integers.outside.get(node.func.id))
         literal = len(node.args) == 1 and not node.keywords and literal_of(node.args[0])
@@ -510,7 +537,7 @@ class Outside(dict):
 def makes_arrays(value):
     """Whether a value is a device function that makes shared or local arrays, or calls one that does."""
     python = getattr(value, "py_func", value)
-    if not isinstance(python, types.FunctionType) or (python.__module__ or "").startswith("numba."):
+    if not isinstance(python, types.FunctionType) or is_numbas(python.__module__):
         return False
     code = python.__code__
     if code not in _MAKING:
@@ -527,7 +554,7 @@ def is_function(value):
     """
     python = getattr(value, "py_func", value)
     return isinstance(python, types.FunctionType) and "shared" not in python.__code__.co_names and (
-        not (python.__module__ or "").startswith("numba.") and id(value) not in TWINS and not explicit_signatures(
+        not is_numbas(python.__module__) and id(value) not in TWINS and not explicit_signatures(
             value) and not overloads_of(value))
 
 

@@ -299,6 +299,11 @@ class Scheduler(Loops):
         if tracer is not None:
             tracer.waited(thread)
 
+    def wait_for_others(self, condition, kind, detail, frame):
+        """Wait until no other thread can go on, and `condition()` holds then."""
+        self.polls.append((self.machine.thread, condition))
+        self.pause(kind, detail, frame)
+
     def _poll(self):
         waiting, self.polls = self.polls, []
         for thread, condition in waiting:

@@ -13,7 +13,7 @@ import numpy as np
 from . import values
 from .arrays import contiguous_strides
 from .faults import LaunchRefused, Unsupported
-from .values import scalar, type_named
+from .values import dtype_of, scalar, type_named
 
 _NAMES = {bool: "boolean", np.bool_: "boolean", int: "int64", float: "float64", complex: "complex128",
           values.Literal: "int64", **{t.kind: name for name, t in values.INTEGER_TYPES.items()}}
@@ -123,11 +123,23 @@ def convert_arguments(kernel, arguments):
     if not known:
         return arguments
     arguments = [a.value if is_hint(a) else a for a in arguments]
+    if len(known) == 1 and len(known[0]) == len(arguments):  # Numba looks at no types then: bits are taken as they are
+        arguments = list(map(_signed_as, arguments, known[0]))
     types = best(known, arguments, ambiguous=False)
     if types is None:
         raise LaunchRefused(f"{kernel.__name__}: its signature has {' or '.join(map(described, known))}; these "
                             f"arguments are ({', '.join(map(_in_words, arguments))}).")
     return list(map(converted, arguments, types))
+
+
+def _signed_as(argument, kind):
+    """An array of integers with or without signs, as those of the type that a signature has."""
+    dtype = getattr(argument, "dtype", None)
+    to = type_named(str(getattr(kind, "dtype", None))) and dtype_of(str(kind.dtype))
+    if not getattr(argument, "shape", ()) or to is None or to == dtype or {to.kind, dtype.kind} != {"i", "u"} or (
+            to.itemsize != dtype.itemsize):
+        return argument
+    return argument.view(to)
 
 
 def _in_words(argument):

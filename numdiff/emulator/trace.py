@@ -28,11 +28,11 @@ from dataclasses import dataclass
 
 import greenlet
 
-from ..files import write_text
 from .host import device
 from .launch import Emulator
 from .rewrite import SITES
 from .timeline import PHASES, TENSOR, TMA, Drawing, Event, as_chrome, as_text, order
+from .writing import WRITERS
 
 BARS = {"copy completed": ("copy", "copy issued", TMA), "wgmma completed": ("wgmma", "wgmma issued", TENSOR)}
 STARTS = {start: kind for kind, start, _ in BARS.values()}
@@ -236,7 +236,7 @@ class Tracer:
         """Write .json (Chrome trace), .txt, .svg or .png, by the name's suffix; options are those of `picture`."""
         ending = os.path.splitext(str(path))[1]
         if ending in (".json", ".txt"):
-            write_text(path, self.chrome() if ending == ".json" else self.timeline() + "\n", "the trace")
+            WRITERS["text"](path, self.chrome() if ending == ".json" else self.timeline() + "\n", "the trace")
         else:
             self.picture(**options).save(path)
 

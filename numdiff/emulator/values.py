@@ -3,8 +3,8 @@
 A kernel's numbers are represented by the cheapest Python object that still knows its type:
 
     int64        int            (results wrap where they can leave 64 bits: products, shifts, casts, stores)
-    int8 … int32 `Int8`, `Int16`, `Int32`: an int that remembers its width (clz needs it); arithmetic gives int64
-    uint8 …      `UInt8`, `UInt32`, `UInt64`: arithmetic on them gives uint64, or int64 with a signed partner
+    int8 … int32 `Int8`, `Int16`, `Int32`: an int that remembers its width (-x and ~x need it); arithmetic gives int64
+    uint8 …      `UInt8`, `UInt16`, `UInt32`, `UInt64`: arithmetic gives uint64, or int64 with a signed partner
     float16/32/64 NumPy's scalars: each operation rounds to the type
     bfloat16     that of ml_dtypes: each operation makes it float32
     bool         bool, numpy.bool_
@@ -12,10 +12,16 @@ A kernel's numbers are represented by the cheapest Python object that still know
 What is done with them is in arithmetic.py (operators) and functions.py (Python's own, and those of `math`).
 """
 import functools
-import math
 import struct
 
 import numpy as np
+
+from .conversions import integer_of
+
+try:
+    from ml_dtypes import bfloat16
+except ImportError:  # without it there are no bfloat16 arrays
+    bfloat16 = None
 
 float16, float32, float64, boolean = np.float16, np.float32, np.float64, np.bool_
 BITS64, HALF64 = (1 << 64) - 1, 1 << 63
@@ -45,8 +51,12 @@ class UInt8(int):
     __slots__ = ()
 
 
+class UInt16(int):
+    """uint16: with float32 it gives float64."""
+    __slots__ = ()
+
+
 class UInt32(int):
-    """uint16 or uint32: with float32 it gives float64."""
     __slots__ = ()
 
 
@@ -56,10 +66,11 @@ class UInt64(int):
 
 FLOATS = frozenset((float16, float32, float64))
 SIGNED = frozenset((int, Int32, Int16, Int8, Literal, bool))
-UNSIGNED = frozenset((UInt8, UInt32, UInt64))
+UNSIGNED = frozenset((UInt8, UInt16, UInt32, UInt64))
 INTEGERS = SIGNED | UNSIGNED
 complex64, complex128 = np.complex64, np.complex128
 COMPLEX = frozenset((complex64, complex128, complex))
+WIDTHS = {Int8: 8, Int16: 16, Int32: 32, int: 64, Literal: 64, UInt8: 8, UInt16: 16, UInt32: 32, UInt64: 64}
 NARROW = frozenset((complex64, float32, float16, Int8, Int16, UInt8, bool, boolean))  # with them it stays complex64
 DIRECT = frozenset((float32, float64, float16))  # operands of one such class: NumPy's operator is Numba's
 
@@ -79,17 +90,6 @@ def float32_of_bits(word):
     return float32(FLOAT.unpack(WORD.pack(word))[0])
 
 
-def _to_int(value):
-    """A number as an int: floats are truncated, as by `cvt.rzi`; NaN is 0."""
-    if value.__class__ in FLOATS or value.__class__ is float:
-        if math.isnan(value):
-            return 0
-        if math.isinf(value):
-            return HALF64 - 1 if value > 0 else -HALF64
-        return int(value)
-    return int(value)
-
-
 FEW = 1024  # small numbers of each class that are made in advance
 
 
@@ -99,9 +99,9 @@ class IntegerType:
     def __init__(self, name):
         self.name, self.dtype = name, np.dtype(name)
         self.bits, self.signed = 8 * self.dtype.itemsize, self.dtype.kind == "i"
-        self.kind = {"int8": Int8, "uint8": UInt8, "int16": Int16, "uint16": UInt32, "int32": Int32, "uint32": UInt32,
+        self.kind = {"int8": Int8, "uint8": UInt8, "int16": Int16, "uint16": UInt16, "int32": Int32, "uint32": UInt32,
                      "int64": int, "uint64": UInt64}[name]
-        self.whole = None if name in ("uint16", "int64") else self.kind  # numbers of this class are in range
+        self.whole = None if name == "int64" else self.kind  # numbers of this class are in range
         self.low = -(1 << self.bits - 1) if self.signed else 0
         self.high = self.low + (1 << self.bits)
         self.mask = (1 << self.bits) - 1
@@ -130,14 +130,9 @@ class IntegerType:
 
     def _convert(self, value):
         """A float, or an integer that is out of range."""
-        was_float = value.__class__ in FLOATS
-        value = _to_int(value)
-        if not self.low <= value < self.high:
-            if was_float:  # cvt saturates
-                value = min(max(value, self.low), self.high - 1)
-            else:
-                value = (value - self.low & self.mask) + self.low
-        return self.kind(value)
+        if value.__class__ in FLOATS or value.__class__ is float:
+            return self.kind(integer_of(value, self.bits, self.signed))
+        return self.kind((int(value) - self.low & self.mask) + self.low)
 
     def __repr__(self):
         return self.name
@@ -181,6 +176,11 @@ def literal(value):
     if value.__class__ is tuple:
         return tuple(map(literal, value))
     return Literal(value) if value.__class__ is int else value
+
+
+def is_numbas(module):
+    """Whether the module of this name is a part of Numba, its own tests aside."""
+    return module == "numba" or bool(module) and module.startswith("numba.") and ".tests." not in module
 
 
 def leaves(arguments):

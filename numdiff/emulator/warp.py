@@ -81,10 +81,25 @@ def warp_functions(machine):
         return gather("match_all_sync", mask, value, combine, frame(1))
 
     def activemask():
-        """The lanes that could be here: those that have not ended and wait for nothing else."""
-        thread = machine.thread
-        return UInt32(sum(1 << t.lane for t in thread.block.warp_threads(thread.warp)
-                          if not t.done and (t.wait is None or t is thread)))
+        """The lanes that come to this call before any of them goes on: all of a warp in straight-line code.
+
+        Where lanes wait at several calls of a function, those at the first one go on and may come to the others.
+        """
+        thread, at = machine.thread, frame(1)
+        here = thread.state["active"] = at.f_code, at.f_lasti
+
+        def arrived():
+            lanes = [t for t in thread.block.warp_threads(thread.warp) if not t.done and (
+                t.state.get("active", (None, 0))[0] is here[0])]
+            if min(t.state["active"][1] for t in lanes) < here[1]:
+                return False
+            lanes = [t for t in lanes if t.state["active"] == here]
+            for t in lanes:
+                t.state["mask"] = sum(1 << other.lane for other in lanes)
+            return True
+        machine.scheduler.wait_for_others(arrived, "active lanes", "activemask()", at)
+        del thread.state["active"]
+        return UInt32(thread.state["mask"])
 
     def lanemask_lt():
         return UInt32((1 << machine.thread.lane) - 1)

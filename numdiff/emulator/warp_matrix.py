@@ -3,7 +3,6 @@ import struct
 
 import numpy as np
 
-from ..float8 import numbers_of
 from .arrays import CheckedArray
 from .fragments import LANES, fragment_c_m16n8, matrix_8x8, matrix_8x8_transposed
 from .group_copies import shared_range
@@ -14,6 +13,9 @@ from .values import UInt32
 FLOAT32 = np.dtype(np.float32)
 ROW = 16  # bytes of a row of an 8 × 8 matrix of 16-bit elements
 NOTHING = bytes([POISON]) * ROW  # a row that could not be read
+E4M3 = np.arange(256)  # what each byte stands for: 1 sign, 4 exponent, 3 mantissa bits, bias 7; S.1111.111 is NaN
+E4M3 = np.where(E4M3 & 127 == 127, np.nan, np.where(E4M3 & 128, -1, 1) * np.where(
+    E4M3 & 120, np.ldexp(8.0 + (E4M3 & 7), (E4M3 >> 3 & 15) - 10), np.ldexp((E4M3 & 7) * 1.0, -9))).astype(np.float32)
 NAN_WORD = 0x7FFF7FFF  # NaN as float16, twice, and as tf32
 
 
@@ -82,7 +84,7 @@ def bfloat16_of_words(words):
 
 def e4m3_of_words(words):
     """uint32 (…) → float32 (…, 4): the four E4M3 in each."""
-    return numbers_of(words.view(np.uint8).reshape(*words.shape, 4))
+    return E4M3[words.view(np.uint8).reshape(*words.shape, 4)]
 
 
 def tf32_of_words(words):

@@ -99,9 +99,9 @@ def measure(samples, reference, nearest=3, subsets=100, subset_size=1000, seed=0
 def table(figures, samples, reference):
     """A line for each figure, with the count, seed, steps, sampler and EMA."""
     record = samples.record
-    beside = [f"{_count(samples)} / {_count(reference)}", record.get("seed", UNKNOWN), record.get("steps", UNKNOWN),
-              record.get("sampler", UNKNOWN), _ema(record)]
-    cells = "".join(f"{str(value):<{width}}" for value, (_, width) in zip(beside, COLUMNS, strict=True))
+    columns = [f"{_count(samples)} / {_count(reference)}", record.get("seed", UNKNOWN), record.get("steps", UNKNOWN),
+               record.get("sampler", UNKNOWN), _ema(record)]
+    cells = "".join(f"{str(value):<{width}}" for value, (_, width) in zip(columns, COLUMNS, strict=True))
     yield f"{'figure':<18}{'value':>10}   " + "".join(f"{name:<{width}}" for name, width in COLUMNS).rstrip()
     for name, value, remark in figures:
         yield f"{NAMES[name]:<18}{value:>10.4g}   {cells}{remark}".rstrip()

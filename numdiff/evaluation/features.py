@@ -138,7 +138,7 @@ def find_extractor(name=None, backend=None, precision="auto"):
 
 
 def _answer(extractor, images):
-    """What the extractor says; a `UsageError` that tells the place where a user's own function fails."""
+    """The extractor's result; a `UsageError` that names the place if a user's own function fails."""
     if isinstance(extractor, RandomConv):
         return extractor(images)
     try:

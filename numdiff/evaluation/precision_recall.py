@@ -17,7 +17,7 @@ CHUNK = 1024  # rows of the distance matrix at a time
 
 
 def precision_recall(samples: np.ndarray, reference: np.ndarray, nearest: int = 3) -> tuple[float, float]:
-    """(precision, recall) of features samples (N, D) against reference (M, D), as float; NaN where one of them is."""
+    """(precision, recall) of features samples (N, D) against reference (M, D), as float; NaN if one of them is."""
     if not isinstance(nearest, numbers.Integral) or nearest < 1:
         raise ValueError(f"nearest must be a whole number of at least 1, and not {nearest!r}")
     samples, reference = checked_pair(samples, reference, ("the samples' features", "the reference's"), nearest + 1)

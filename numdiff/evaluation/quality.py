@@ -261,12 +261,14 @@ def leaderboard_row(record, commit, command):
 def revision():
     """The commit of the code, or the version where it is installed without one."""
     folder = pathlib.Path(__file__).parents[2]
+    if not (folder / ".git").exists():  # git would look above it, where a repository may name programs to run
+        return __version__
     try:
         said = subprocess.run(["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude", "*"],
                               capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return __version__
-    return said.stdout.strip() if said.returncode == 0 and (folder / ".git").exists() else __version__
+    return said.stdout.strip() if said.returncode == 0 else __version__
 
 
 def draw(path, record, title):

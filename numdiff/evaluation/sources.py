@@ -115,7 +115,7 @@ class Statistics:
 
 
 def _recorded_size(record):
-    """(height, width) of the images that features are of; None where the file does not say."""
+    """(height, width) of the images that features are of; None if the file does not say."""
     return tuple(record["image_size"]) if "image_size" in record else None
 
 

@@ -11,7 +11,7 @@ nothing outside it can be read, and nothing larger than what is stored is ever a
     structures   superblock, object headers, trees, heaps, of HDF5 1.8 to 2.0; their checksums are checked, their size
                  and what one question may take are limited (structure.py, trees.py, chunks.py)
     links        hard links alone: soft and external links, virtual datasets and external storage are refused (file.py)
-    sizes        all that a shape claims must be stored: contiguous data lie within the file, every chunk exists, chunks
+    sizes        all that a shape claims must be stored: contiguous data are within the file, every chunk exists, chunks
                  do not share bytes, and compressed ones unpack to exactly their size (array.py)
     filters      gzip, shuffle, Fletcher-32 and h5py's lzf; others would be loaded from the machine's libraries
     strings      of one length, or of variable length in a heap (attributes.py)

@@ -15,9 +15,10 @@ from .lzf import unpack_lzf
 from .structure import UNDEFINED
 
 MAX_CHUNK_BYTES = 512 << 20
+MAX_WHOLE = 256 << 20  # bytes that `all` unpacks of any file; of a larger one four times its size more
 MAX_CHUNKS = 1 << 22
 MAX_PACKED = 1100  # gzip packs at most 1032 bytes into one, lzf 88
-CACHE_BYTES = 32 << 20  # of unpacked chunks, or the last one: rows are not read in the portions in which they lie
+CACHE_BYTES = 32 << 20  # of unpacked chunks, or the last one: rows are not read in the portions of the chunks
 BLOCK = 1 << 18  # bytes of a checksum taken at a time
 ROWS = 64  # a chunk may have room for this many rows although there are fewer
 DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
@@ -27,7 +28,7 @@ DAMAGE = (OSError, ValueError, IndexError, OverflowError, struct.error, zlib.err
 
 class Array:
     """A dataset that is completely stored in its HDF5 file. shape, dtype (of the values as `read` gives them); plain:
-    each row lies in the file as it is, so that reading one costs its own bytes only."""
+    each row is stored as it is, so that reading one costs its own bytes only."""
 
     plain, _filters = False, ()
 
@@ -39,9 +40,9 @@ class Array:
             raise Refused(f"`{name}` in it is stored in a form of the time before HDF5 1.8")
         kind = layout[1]
         if kind == 3:
-            raise Refused(f"`{name}` in it is a virtual dataset, whose values lie elsewhere")
+            raise Refused(f"`{name}` in it is a virtual dataset, whose values are stored elsewhere")
         if header.has(structure.EXTERNAL_FILES):
-            raise Refused(f"the values of `{name}` lie in another file")
+            raise Refused(f"the values of `{name}` are stored in another file")
         self.header, self.name, self._file, self._raw = header, name, file, file.raw
         self._lock, self._cache, self._held = threading.Lock(), OrderedDict(), 0
         self._stored = structure.datatype(header.one(structure.DATATYPE, f"type of `{name}`"), f"`{name}`")
@@ -89,7 +90,9 @@ class Array:
         return out
 
     def all(self):
-        """All values."""
+        """All values; a `Refused` where they take far more memory than the file."""
+        if self.nbytes > MAX_WHOLE + 4 * self._file.size:
+            raise Refused(f"`{self.name}` in it unpacks to {self.nbytes:,} bytes")
         if self.shape == ():
             return self._as_row().reshape(())
         return self.read(0, len(self))
@@ -183,7 +186,7 @@ class Array:
             inner = (slice(o, o + e) for o, e in zip(corner[1:], ends, strict=True))
             target = (slice(low - start, high - start), *inner)
             source = (slice(low - corner[0], high - corner[0]), *map(slice, ends))
-            whole = high - low == min(self._chunk[0], len(self) - corner[0])  # so that nobody returns to it
+            whole = high - low == min(self._chunk[0], len(self) - corner[0])  # so no other read needs it
             rows[target] = (self._unpack if whole else self._unpacked)(place)[source]
 
     def _unpacked(self, place):

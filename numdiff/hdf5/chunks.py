@@ -1,4 +1,4 @@
-"""Where the chunks of a dataset lie: the indexes of HDF5's layouts 3, 4 and 5 (IV.A.2.i, VII).
+"""Where the chunks of a dataset are stored: the indexes of HDF5's layouts 3, 4 and 5 (IV.A.2.i, VII).
 
 `find_chunks` gives the address, the size and the filter mask of each chunk of a grid, in the order of its places. An
 address is `UNDEFINED` where no chunk is stored.
@@ -18,7 +18,7 @@ PARAMETER_BYTES = {SINGLE: 0, IMPLICIT: 0, FIXED: 1, EXTENSIBLE: 5, TREE_2: 6}
 
 
 class Chunked(NamedTuple):
-    """How a dataset lies in chunks. shape and nbytes: of a chunk; index: the kind of its index, which is at `address`;
+    """How a dataset is stored in chunks. shape and nbytes: of a chunk; index, address: the kind and place of its index;
     single: (size, filter mask) of the only chunk, where it is packed."""
 
     shape: tuple
@@ -111,6 +111,8 @@ def _by_place(source, layout, grid, count, filtered):
     """Of an index whose entries name the chunks' places."""
     rank = len(grid)
     if layout.index == TREE_1:  # size, mask, offset along each axis and within a value; address
+        if count * (24 + 8 * rank) > source.size:
+            raise Refused("an index of chunks in it is larger than the file")
         parts, have = [], 0
         for entries in old_tree(source, layout.address, 1, 8 + 8 * (rank + 1)):
             parts.append(entries)
@@ -148,7 +150,7 @@ def _by_place(source, layout, grid, count, filtered):
 
 
 def _element_bytes(head, at, filtered):
-    """The bytes of an element of an array index; the number of what its elements are is checked."""
+    """The bytes of an element of an array index; the number of its kind is checked."""
     kind, size = head[at], head[at + 1]
     if kind != filtered or not (13 <= size <= 20 if filtered else size == 8):
         raise Refused("an index of chunks in it is damaged")

@@ -1,6 +1,5 @@
 """An HDF5 file that is open for reading: its groups, its links, and the attributes of its root."""
 import contextlib
-import itertools
 import math
 import os
 import struct
@@ -12,9 +11,10 @@ from . import structure
 from .array import DAMAGE, Array, damaged
 from .attributes import MAX_STRINGS, read_attribute, variable_strings
 from .structure import MAGIC, UNDEFINED, VARIABLE, Header, Source, root_address
-from .trees import MAX_NAMES, Heap, old_names, tree
+from .trees import MAX_NAME_BYTES, MAX_NAMES, Heap, old_names, tree
 
 HARD, SOFT, EXTERNAL = 0, 1, 64  # kinds of links (IV.A.2.g)
+MAX_NAMES_BYTES = 16 << 20  # of a group
 
 
 def is_hdf5(path):
@@ -122,9 +122,11 @@ class File:
 
     def _links_of(self, header):
         if header.address not in self._links:
-            links = dict(itertools.islice(_read_links(header), MAX_NAMES + 1))
-            if len(links) > MAX_NAMES:
-                raise Refused(f"a group of it holds more than {MAX_NAMES:,} names")
+            links, total = {}, 0
+            for count, (name, link) in enumerate(_read_links(header)):
+                links[name], total = link, total + len(name)
+                if count == MAX_NAMES or total > MAX_NAMES_BYTES:
+                    raise Refused(f"a group of it holds more than {MAX_NAMES:,} names, or very long ones")
             self._links[header.address] = links
         return self._links[header.address]
 
@@ -140,7 +142,7 @@ def _read_links(header):
         if heap != UNDEFINED:
             objects = Heap(header.source, heap)
             for record in tree(header.source, by_name, 5):
-                yield _link(objects.read(record[4:]))
+                yield _link(objects.read(record[4:], 2 * MAX_NAME_BYTES))
 
 
 def _link(data):

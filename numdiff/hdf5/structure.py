@@ -21,7 +21,7 @@ MAX_RANK, MAX_TYPE_BYTES = 32, (1 << 31) - 1
 DATASPACE, LINK_INFO, DATATYPE, LINK, EXTERNAL_FILES, LAYOUT = 0x01, 0x02, 0x03, 0x06, 0x07, 0x08  # IV.A.2
 FILTERS, ATTRIBUTE, CONTINUATION, SYMBOL_TABLE, ATTRIBUTE_INFO = 0x0B, 0x0C, 0x10, 0x11, 0x15
 SHARED = 2  # flag of a message that is stored elsewhere
-VARIABLE = "variable"  # the type of strings that lie in a heap
+VARIABLE = "variable"  # the type of strings that are stored in a heap
 # size of a float: bits of the exponent's place, of the exponent, of the fraction; bias of the exponent
 FLOATS = {2: (10, 5, 10, 15), 4: (23, 8, 23, 127), 8: (52, 11, 52, 1023)}
 
@@ -89,8 +89,8 @@ def lookup3(data):
         c = c - b & 0xFFFFFFFF ^ (b << 4 & 0xFFFFFFFF | b >> 28)
         b = b + a & 0xFFFFFFFF
     a, b, c = a + words[-3] & 0xFFFFFFFF, b + words[-2] & 0xFFFFFFFF, c + words[-1] & 0xFFFFFFFF
-    for turn in (14, 11, 25, 16, 4, 14, 24):
-        c = (c ^ b) - (b << turn | b >> 32 - turn) & 0xFFFFFFFF
+    for bits in (14, 11, 25, 16, 4, 14, 24):
+        c = (c ^ b) - (b << bits | b >> 32 - bits) & 0xFFFFFFFF
         a, b, c = b, c, a
     return b
 
@@ -135,10 +135,14 @@ class Header:
 
     def one(self, kind, what):
         """The bytes of the message of a kind; a `Refused`, which says what it is, where there is none."""
-        found = self.all(kind)
-        if not found:
-            raise Refused(f"it has no {what}, or one that is stored elsewhere")
-        return found[0]
+        for each, flags, data in self.messages:
+            if each == kind and flags & SHARED and kind == DATATYPE:
+                return _named_type(self.source, data)
+            if each == kind and flags & SHARED:
+                raise Refused(f"the {what} is stored elsewhere")
+            if each == kind:
+                return data
+        raise Refused(f"it has no {what}")
 
     def has(self, kind):
         return any(each == kind for each, _, _ in self.messages)
@@ -189,6 +193,18 @@ def _messages(source, address):
             if kind == CONTINUATION and size >= 16:
                 blocks.append(struct.unpack_from("<QQ", message))
             yield kind, flags, message
+
+
+def _named_type(source, data):
+    """The message of a type that is an object with a name, from the reference to it (IV.A.2, shared messages)."""
+    version, kind = data[:2]
+    if version == 3 and kind != 2:
+        raise Refused("a type of it is stored elsewhere")
+    address, = struct.unpack_from("<Q", data, 8 if version == 1 else 2)
+    found = Header(source, address).all(DATATYPE)
+    if not found:
+        raise Refused("a type of it is stored elsewhere")
+    return found[0]
 
 
 # Messages -------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ..files import Refused
 from .structure import ENTRY, UNDEFINED
 
 MAX_DEPTH = 32  # of a tree
-MAX_NAMES = 1 << 16  # in a group, or of attributes
+MAX_NAMES, MAX_NAME_BYTES = 1 << 16, 1 << 16  # in a group, or of attributes; of a name
 MAX_HELD = 64 << 20  # bytes of blocks of a heap that are kept
 MAX_NODE_BYTES, MAX_OBJECT_BYTES = 1 << 20, 64 << 20
 
@@ -57,7 +57,7 @@ def old_names(source, tree_address, heap_address):
                 raise Refused("a group in it is damaged")
             count = int.from_bytes(head[6:8], "little")
             for name, target, kind in struct.iter_unpack("<QQI20x", source.read(address + 8, 40 * count)):
-                end = texts.find(b"\0", name)
+                end = texts.find(b"\0", name, name + MAX_NAME_BYTES)
                 if name >= size or end < 0:
                     raise Refused("the names in it are damaged")
                 yield texts[name:end], target, kind == 2
@@ -127,8 +127,8 @@ class Heap:
         self._length_bytes = min((self._most.bit_length() + 6) // 8, _encoded_bytes(max(largest, 1)))
         self._huge = None
 
-    def read(self, number):
-        """The object with this number, a bytes object of the heap's own form."""
+    def read(self, number, limit=MAX_OBJECT_BYTES):
+        """The bytes of the object with this number, of the heap's own form; limit: of their count."""
         kind = number[0] >> 4 & 3
         if number[0] >> 6 or kind == 3:
             raise Refused("a number in a heap of it is damaged")
@@ -139,7 +139,7 @@ class Heap:
                 raise Refused("a number in a heap of it is damaged")
             return data
         if kind == 1:
-            return self._read_huge(number[1:9])
+            return self._read_huge(number[1:9], limit)
         offset = int.from_bytes(number[1:1 + self._offset_bytes], "little")
         length = int.from_bytes(number[1 + self._offset_bytes:][:self._length_bytes], "little")
         start, block = self._block_of(offset)
@@ -148,12 +148,12 @@ class Heap:
             raise Refused("a heap of it is damaged")
         return data
 
-    def _read_huge(self, key):
+    def _read_huge(self, key, limit):
         if self._huge is None:
             self._huge = {record[16:24]: struct.unpack_from("<QQ", record)
                           for record in tree(self._source, self._huge_tree, 1) if len(record) == 24}
         found = self._huge.get(key.ljust(8, b"\0"))
-        if found is None or found[1] > MAX_OBJECT_BYTES:
+        if found is None or found[1] > limit:
             raise Refused("a heap of it is damaged")
         return self._source.read(*found)
 
@@ -162,12 +162,12 @@ class Heap:
         return 13 + self._offset_bytes + (4 if self._flags & 2 else 0)
 
     def _block_of(self, offset):
-        """(offset, bytes) of the block that an offset in the heap lies in."""
+        """(offset, bytes) of the block that holds an offset in the heap."""
         address, rows, start = self._root, self._rows, 0
         if rows == 0:
             return 0, self._direct(address, self._first, 0)
         direct_rows = self._most.bit_length() - self._first.bit_length() + 2
-        while True:  # each turn is in a smaller block
+        while True:  # each iteration descends into a smaller block
             block = self._indirect(address, rows, start, direct_rows)
             row, row_start, size = 0, start, self._first
             while row < rows and offset >= row_start + self._width * size:

@@ -55,7 +55,7 @@ from .softmax import softmax_backward, softmax_forward
 from .transformer.adaln import adaln_backward, adaln_forward
 from .transformer.bias_gelu import bias_gelu_backward, bias_gelu_forward
 from .transformer.chunk import chunk_backward, chunk_forward
-from .transformer.columns import columns_backward, columns_forward
+from .transformer.columns import columns_forward, join_columns
 from .transformer.gate import gate_backward, gate_forward
 from .transformer.gate_adaln import gate_adaln_backward, gate_adaln_forward, gate_adaln_supports
 from .transformer.patchify import patchify_backward, patchify_forward, unpatchify_backward, unpatchify_forward
@@ -65,7 +65,7 @@ from .transformer.swiglu import swiglu_backward, swiglu_forward
 __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_backward", "attention_forward",
            "avgpool_backward", "avgpool_forward", "bias_add_backward", "bias_add_forward", "bias_gelu_backward",
            "bias_gelu_forward", "cast_forward", "channel_add_backward", "channel_add_forward", "channel_statistics",
-           "chunk_backward", "chunk_forward", "class_dropout_forward", "columns_backward", "columns_forward",
+           "chunk_backward", "chunk_forward", "class_dropout_forward", "join_columns", "columns_forward",
            "column_sum", "concat_backward", "concat_forward", "conv2d_backward", "conv2d_forward",
            "depthwise_backward", "depthwise_forward", "depthwise_layernorm_backward", "depthwise_layernorm_forward",
            "dropout_backward", "dropout_forward", "embedding_backward",

@@ -31,7 +31,7 @@ import numpy as np
 from ..device import cuda, empty, empty_like, float32, launch, load4, store4
 from ..dtypes import in_single
 from .fuse import EACH, Operation, as_it_is, fuse
-from .operation import Version, operation
+from .operation import lacks_multiple, naive_and_vectorised, operation
 from .problem import Problem, half, single
 
 BLOCK = 256  # threads: eight warps, enough to hide memory latency, and any GPU runs several such blocks at once
@@ -124,7 +124,7 @@ def silu_backward_kernel_v1(dy, x, dx):
 @cuda.jit
 def add_forward_kernel_v2(a, b, y):
     i = cuda.grid(1) * 4  # the first of this thread's four elements
-    if i < y.size:  # then all four exist: `_lacks_fours` has checked that the size is a multiple of 4
+    if i < y.size:  # then all four exist: the record has checked that the size is a multiple of 4
         a0, a1, a2, a3 = load4(a, i)
         b0, b1, b2, b3 = load4(b, i)
         store4(y, i, a0 + b0, a1 + b1, a2 + b2, a3 + b3)
@@ -187,17 +187,6 @@ def cast_forward_cost(n):
 
 # Operations -----------------------------------------------------------------------------------------------------------
 
-def _lacks_fours(x):
-    """What v2 needs and x lacks; None where x is made of fours."""
-    return f"moves four elements at a time, and {x.size} is not a multiple of 4" if x.size % 4 else None
-
-
-def naive_and_vectorised(naive=None, vectorised=None):
-    """The two versions of an elementwise operation whose first parameter is called x."""
-    return [Version("naive", naive, width=1),
-            Version("vectorised", vectorised, width=4, fits=lambda x: _lacks_fours(x))]
-
-
 def _launch_each(version, *arrays):
     """Launch a kernel whose threads have `version.width` elements each; the last array is the result."""
     blocks = -(-arrays[-1].size // (version.width * BLOCK))
@@ -209,8 +198,8 @@ IMAGES = half(32, 64, 64, 64)  # activations of the UNet, for the benchmark
 
 
 @operation(reference=add_forward_reference, cost=add_forward_cost,
-           versions=[Version("naive", add_forward_kernel_v1, width=1),
-                     Version("vectorised", add_forward_kernel_v2, width=4, fits=lambda a: _lacks_fours(a))],
+           versions=naive_and_vectorised(add_forward_kernel_v1, add_forward_kernel_v2,
+                                         fits=lambda a: lacks_multiple(4, a.size)),
            problems=[Problem(a=single(3, 5), b=single(3, 5)), Problem(a=single(4, 8), b=single(4, 8)),
                      Problem(a=IMAGES, b=IMAGES, measured=True)])
 def add_forward(a, b, version=None):

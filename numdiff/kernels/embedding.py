@@ -28,7 +28,7 @@ import math
 import numpy as np
 
 from ..device import cuda, empty, float32, int32, launch, load4, store4, uint32
-from .operation import Version, operation
+from .operation import Version, lacks_multiple, naive_and_vectorised, operation
 from .problem import Problem, filled, integers, single
 from .random import cosine_sine
 
@@ -194,10 +194,8 @@ def _check_backward(dy, labels, dweight):
 
 @operation(reference=embedding_forward_reference, cost=embedding_forward_cost,
            check=lambda labels: _check_labels(labels, labels.shape[0]),
-           versions=[Version("naive", embedding_forward_kernel_v1),
-                     Version("vectorised", embedding_forward_kernel_v2, fits=lambda weight: (
-                         f"copies four channels at a time, {weight.shape[1]} is not a multiple of 4"
-                         if weight.shape[1] % 4 else None))],
+           versions=naive_and_vectorised(embedding_forward_kernel_v1, embedding_forward_kernel_v2,
+                                         lambda weight: lacks_multiple(4, weight.shape[1], "channels")),
            problems=[Problem(labels=integers([2, 0, 2, 1]), weight=single(3, 8)),
                      Problem(labels=_labels(9, 4), weight=single(4, 33)),
                      Problem(labels=_labels(6, 1000), weight=single(1000, 16)),

@@ -43,6 +43,7 @@ from .concat import Pair
 from .elementwise import gelu_backward, gelu_forward
 from .matmul import (
     Gated,
+    activation_supports,
     gelu_supports,
     matmul_forward,
     matmul_forward_cost,
@@ -254,7 +255,7 @@ def linear_gate_supports(x, gate, *weights):
     """True where a layer on x (B, T, K), with one of these weights, takes `gate` and a residual like its result, and it
     pays: a block has several tiles, so that the residual arrives while another is multiplied."""
     tiles = -(-x.shape[0] * x.shape[1] // 128) * min(-(-weight.shape[0] // 192) for weight in weights)
-    return (all(gelu_supports(x, *weight.shape) for weight in weights) and x.shape[1] % 16 == 0
+    return (all(activation_supports(x, *weight.shape) for weight in weights) and x.shape[1] % 16 == 0
             and gate.dtype == x.dtype and as_columns(gate).flat.offset % 4 == 0
             and tiles >= GATE_ROUNDS * multiprocessors_of(x) and weights[0].shape[0] >= GATE_COLUMNS)
 
@@ -295,7 +296,7 @@ def linear_swiglu_forward(x, weight, bias=None, keeps_u=True):
 def linear_swiglu_supports(x, w12, w3):
     """True where SwiGLU is part of the kernels of the layer w12 on x, forward, and of the layer w3 after it,
     backward."""
-    return gelu_supports(x, *w12.shape, *w3.shape)
+    return activation_supports(x, *w12.shape, *w3.shape)
 
 
 def linear_forward_cost(rows, N, K):

@@ -10,7 +10,8 @@ SHAPES
     dy_p (R, N_p), x_p (R, K_p), float16 or bfloat16; dweight_p (N_p, K_p) and dbias_p (N_p,) float32, dbias_p or None
     R, N_p and K_p are multiples of 8
 VERSIONS
-    that of matmul/group.py, on Hopper's tensor cores. Elsewhere each layer computes its own (`linear_backward`).
+    that of matmul/group.py, on Hopper's tensor cores, or of matmul/mma_group.py, on those of sm_80 and later. Elsewhere
+    each layer computes its own (`linear_backward`).
 LAUNCH
     one (matmul/group.py); where there are biases another, which adds up their parts (second_pass.py).
 DETERMINISM
@@ -27,13 +28,11 @@ import numpy as np
 
 from ..device import is_device
 from ..device.limits import multiprocessors_of
-from ..device.requires import supports
-from ..dtypes import is_half
 from .beside import rejoin
 from .linear import linear_backward_reference
-from .matmul import group
+from .matmul import group, mma_group
+from .matmul.activations import rung_of
 from .matmul.choice import by_eight, choose_half
-from .versions import capped
 
 MOST = group.PRODUCTS  # layers of a launch
 GAIN = 0.98  # of the estimated time of single launches: where one launch takes more, the layers stay apart
@@ -42,16 +41,17 @@ GAIN = 0.98  # of the estimated time of single launches: where one launch takes 
 def linear_gradients_supports(x, sizes):
     """Whether there is a kernel for layers with weights of these sizes (N, K), one of them on x (..., K), and it is
     faster than a launch for each."""
-    rows = x.size // x.shape[-1]
-    return (is_device(x) and is_half(x.dtype) and 1 < len(sizes) <= MOST and supports(x, group.GROUP_KERNELS)
-            and capped("matmul", 6) == 6 and by_eight((), (rows, *(n for size in sizes for n in size)))
-            and gains(tuple(map(tuple, sizes)), rows, multiprocessors_of(x)))
+    rows, rung = x.size // x.shape[-1], rung_of(x)
+    return (rung > 4 and 1 < len(sizes) <= MOST and by_eight((), (rows, *(n for size in sizes for n in size)))
+            and gains(rung, tuple(map(tuple, sizes)), rows, multiprocessors_of(x)))
 
 
-def gains(sizes, rows, multiprocessors):
+def gains(rung, sizes, rows, multiprocessors):
     """Whether layers with weights of these sizes should be taken together, by the estimates."""
-    alone = sum(choose_half(6, 1, *size, rows, True, multiprocessors)[2] for size in sizes)
-    return group.choose(sizes, rows, multiprocessors)[2] < GAIN * alone
+    alone = sum(choose_half(rung, 1, *size, rows, True, multiprocessors)[2] for size in sizes)
+    together = (group.choose(sizes, rows, multiprocessors)[2] if rung == 6 else
+                mma_group.estimate(sizes, rows, multiprocessors))
+    return together < GAIN * alone
 
 
 def linear_gradients_backward(layers, accumulate=True):
@@ -70,7 +70,12 @@ def linear_gradients_backward(layers, accumulate=True):
                                       accumulate=accumulate)
         return
     rejoin()  # launches share the counters by which parts are added up
-    group.launch_group([group.Product(*layer) for layer in layers], accumulate)
+    if rung_of(layers[0][0]) == 6:
+        group.launch_group([group.Product(*layer) for layer in layers], accumulate)
+        return
+    mma_group.launch_group([(dy, x, dweight) for dy, x, dweight, _ in layers], accumulate)
+    if pairs := [(dy, dbias) for dy, _, _, dbias in layers if dbias is not None]:
+        mma_group.launch_row_sums(pairs)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

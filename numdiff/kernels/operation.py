@@ -243,6 +243,20 @@ def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(),
     return declare
 
 
+def naive_and_vectorised(naive=None, vectorised=None, fits=None):
+    """[Version] of an operation whose threads have an element each, or four; `version.width` says which.
+
+    fits: of the second; None: it takes four elements at a time of the argument x
+    """
+    return [Version("naive", naive, width=1),
+            Version("vectorised", vectorised, width=4, fits=fits or (lambda x: lacks_multiple(4, x.size)))]
+
+
+def lacks_multiple(width, count, what="elements"):
+    """For `Version.fits`: None where a count is a multiple of what a thread takes at a time."""
+    return f"takes {width} {what} at a time, and {count} is not a multiple of {width}" if count % width else None
+
+
 def load_all():
     """Import every module of numdiff.kernels, so that all operations are declared."""
     package = __package__

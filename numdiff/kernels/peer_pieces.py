@@ -32,12 +32,14 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import cuda, int32, is_device, launch, load4, store4
+from ..device import cuda, int32, launch, load4, store4
 from ..device.eight import one_of
 from ..device.specialise import Constant, Variants, specialise
 from .common import load4_or_zeros
 from .elementwise import cast_into
+from .operation import operation
 from .peer_reduce import MAX_RANKS, add4, eight
+from .problem import Problem, integers, numbers, single
 
 BLOCK = 256  # threads
 PIECE = 4 * 4 * BLOCK  # elements that a block copies at most: 16 KiB, four loads a thread
@@ -45,7 +47,7 @@ MOST_BLOCKS = 2**16  # more take further pieces each
 
 
 def pieces_of(ranges):
-    """int64 (P, 4): ranges (buffer, first, to, count) cut into pieces of at most PIECE elements."""
+    """int64 (P, 4): ranges (buffer, first, to, count) divided into pieces of at most PIECE elements."""
     cut = [(buffer, first + at, to + at, min(PIECE, count - at))
            for buffer, first, to, count in ranges for at in range(0, count, PIECE)]
     return np.array(cut, np.int64).reshape(-1, 4)
@@ -53,14 +55,14 @@ def pieces_of(ranges):
 
 # Reference ------------------------------------------------------------------------------------------------------------
 
-def peer_copy_pieces_reference(buffers, y, pieces, half):
+def peer_copy_pieces_reference(buffers, y, pieces, half=None, blocks=None):
     for buffer, first, to, count in pieces:
         y[to:to + count] = buffers[buffer][first:first + count]
         if half is not None:
             cast_into(y[to:to + count], half[to:to + count])
 
 
-def peer_reduce_pieces_reference(buffers, y, pieces):
+def peer_reduce_pieces_reference(buffers, y, pieces, blocks=None):
     for _, first, to, count in pieces:
         y[to:to + count] = sum((x[first:first + count] for x in buffers[1:]), buffers[0][first:first + count])
 
@@ -124,41 +126,6 @@ def peer_reduce_pieces_kernel_v1(x0, x1, x2, x3, x4, x5, x6, x7, y, pieces):
 REDUCE = Variants(range(1, MAX_RANKS + 1), lambda ranks: specialise(peer_reduce_pieces_kernel_v1, RANKS=ranks))
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def peer_copy_pieces(buffers, y, pieces, half=None, blocks=None):
-    """y[to …] = buffers[buffer][first …] for each piece of `pieces_of`; with `half`, its copy of 16 bits as well.
-
-    blocks: at most so many
-    """
-    _check(buffers)
-    if half is not None and half.shape != y.shape:
-        raise ValueError(f"the copy of 16 bits has shape {half.shape} and not {y.shape}, that of the numbers")
-    if not is_device(y):
-        peer_copy_pieces_reference(buffers, y, pieces, half)
-    elif pieces.shape[0]:
-        launch(peer_copy_pieces_kernel_v1, _grid(pieces, blocks), BLOCK, *eight(buffers), y, pieces,
-               y if half is None else half, int(half is not None))
-
-
-def peer_reduce_pieces(buffers, y, pieces, blocks=None):
-    """y[to …] = the sum over all buffers, in rank order, from [first …] on, for each piece; blocks: at most so many."""
-    _check(buffers)
-    if not is_device(y):
-        peer_reduce_pieces_reference(buffers, y, pieces)
-    elif pieces.shape[0]:
-        launch(REDUCE[len(buffers)], _grid(pieces, blocks), BLOCK, *eight(buffers), y, pieces)
-
-
-def _check(buffers):
-    if not 1 <= len(buffers) <= MAX_RANKS:
-        raise ValueError(f"pieces come from 1 to {MAX_RANKS} buffers, not {len(buffers)}")
-
-
-def _grid(pieces, blocks):
-    return min(pieces.shape[0], blocks or MOST_BLOCKS)
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def peer_copy_pieces_cost(n, half=False):
@@ -168,3 +135,61 @@ def peer_copy_pieces_cost(n, half=False):
 
 def peer_reduce_pieces_cost(n, ranks):
     return 4 * (ranks + 1) * n, (ranks - 1) * n
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(buffers):
+    if not 1 <= len(buffers) <= MAX_RANKS:
+        raise ValueError(f"pieces come from 1 to {MAX_RANKS} buffers, not {len(buffers)}")
+
+
+def _check_copy(buffers, y, half):
+    _check(buffers)
+    if half is not None and half.shape != y.shape:
+        raise ValueError(f"the copy of 16 bits has shape {half.shape} and not {y.shape}, that of the numbers")
+
+
+def _grid(pieces, blocks):
+    return min(pieces.shape[0], blocks or MOST_BLOCKS)
+
+
+def _pieces(*ranges):
+    return integers(pieces_of(ranges), np.int64)
+
+
+SIZE = PIECE + 24
+TWO = _pieces((2, 0, 0, 4), (0, 12, 8, PIECE + 8))  # of which the second is divided
+PARAMETERS = 20_494_272  # of the UNet, for the benchmark
+
+
+@operation(reference=peer_copy_pieces_reference, cost=peer_copy_pieces_cost, check=_check_copy,
+           problems=[Problem("3 ranks", buffers=[single(SIZE)] * 3, y=single(SIZE), pieces=TWO, blocks=2),
+                     Problem("with a copy of 16 bits", buffers=[single(SIZE)] * 3, y=single(SIZE), pieces=TWO,
+                             half=numbers(np.ones(SIZE), np.float16), tolerance=1e-3),
+                     Problem(buffers=[single(PARAMETERS)], y=single(PARAMETERS),
+                             pieces=_pieces((0, 0, 0, PARAMETERS // 4)), moved=2 * PARAMETERS,
+                             note="both ranks' arrays on one card", measured=True)],
+           writes=("y", "half"))
+def peer_copy_pieces(buffers, y, pieces, half=None, blocks=None):
+    """y[to …] = buffers[buffer][first …] for each piece of `pieces_of`; with `half`, its copy of 16 bits as well.
+
+    blocks: the most that are launched
+    """
+    if pieces.shape[0]:
+        launch(peer_copy_pieces_kernel_v1, _grid(pieces, blocks), BLOCK, *eight(buffers), y, pieces,
+               y if half is None else half, int(half is not None))
+
+
+@operation(reference=peer_reduce_pieces_reference, cost=peer_reduce_pieces_cost, check=_check,
+           problems=[Problem(f"{ranks} ranks", buffers=[single(n)] * ranks, y=single(n),
+                             pieces=_pieces((0, 0, 0, 4), (0, 12, 8, n - 16)), blocks=2, fast=ranks in (1, 3, 8))
+                     for ranks in range(1, MAX_RANKS + 1) for n in (SIZE if ranks == 3 else 48,)],
+           writes=("y",))
+def peer_reduce_pieces(buffers, y, pieces, blocks=None):
+    """y[to …] = the sum over all buffers, in rank order, from [first …] on, for each piece.
+
+    blocks: the most that are launched
+    """
+    if pieces.shape[0]:
+        launch(REDUCE[len(buffers)], _grid(pieces, blocks), BLOCK, *eight(buffers), y, pieces)

@@ -36,7 +36,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..device import cuda, int32, int64, is_device, launch, load4, load_acquire, nanoseconds, store4, store_release
-from .versions import versions_by_name
+from .operation import Version, lacks_multiple, operation
+from .problem import Problem, numbers, single
 
 MAX_RANKS = 8  # GPUs of a host: each is an argument of the kernels
 BLOCK = 256  # threads
@@ -59,15 +60,21 @@ def bounds_of(n, ranks):
     return [slice_of(n, rank, ranks)[0] for rank in range(ranks)] + [n]
 
 
-def peer_reduce_scatter_reference(buffers, rank, bounds):
-    first, stop = bounds[rank:rank + 2]
+def all_bounds(buffers, bounds):
+    """`bounds`, or those of nearly equal slices."""
+    return bounds_of(buffers[0].size, len(buffers)) if bounds is None else bounds
+
+
+def peer_reduce_scatter_reference(buffers, rank, bounds=None):
+    first, stop = all_bounds(buffers, bounds)[rank:rank + 2]
     total = buffers[0][first:stop].copy()
     for x in buffers[1:]:
         total += x[first:stop]
     buffers[rank][first:stop] = total
 
 
-def peer_all_gather_reference(buffers, rank, bounds):
+def peer_all_gather_reference(buffers, rank, bounds=None):
+    bounds = all_bounds(buffers, bounds)
     for peer, x in enumerate(buffers):
         first, stop = bounds[peer:peer + 2]
         buffers[rank][first:stop] = x[first:stop]
@@ -79,7 +86,7 @@ def peer_sum_reference(mails, total):
         total += x
 
 
-def peer_barrier_reference(flags, counter, status, rank):
+def peer_barrier_reference(flags, counter, status, rank, limit_ms):
     """The same protocol for ranks that run one after the other: none can wait, so a missing rank goes into `status`."""
     counter += 1
     for k, places in enumerate(flags):
@@ -272,69 +279,16 @@ REDUCE_V2 = {2: peer_reduce_scatter_kernel_v2_of_2, 4: peer_reduce_scatter_kerne
              8: peer_reduce_scatter_kernel_v2_of_8}
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Cost -----------------------------------------------------------------------------------------------------------------
 
-@versions_by_name
-def peer_reduce_scatter(buffers, rank, version=None, bounds=None):
-    """buffers[rank][slice of rank] = the sum of that slice over all buffers, in rank order; the rest stays.
-
-    bounds: [ranks + 1] elements at which the ranks' slices begin and end; None: nearly equal ones
-    """
-    n, bounds = _check(buffers, rank, bounds)
-    if not is_device(buffers[rank]):
-        return peer_reduce_scatter_reference(buffers, rank, bounds)
-    first, stop = bounds[rank:rank + 2]
-    supported = not any(bound % 4 for bound in bounds) and len(buffers) in REDUCE_V2
-    version = version or (2 if supported else 1)
-    if version == 2 and not supported:
-        raise ValueError("version 2 (vectorised) takes 2, 4 or 8 ranks and a multiple of 4 elements, not "
-                         f"{len(buffers)} ranks and {n} elements; use version=1")
-    if first == stop:
-        return
-    grid = _blocks(buffers[rank], stop - first, version)
-    if version == 2:
-        launch(REDUCE_V2[len(buffers)], grid, BLOCK, *buffers, buffers[rank], first, stop)
-    else:
-        launch(peer_reduce_scatter_kernel_v1, grid, BLOCK, *eight(buffers), buffers[rank], first, stop, len(buffers))
+def peer_all_reduce_cost(n, ranks):
+    """(bytes that a rank reads from its peers, FLOPs that it does) for the sum of an n-element buffer."""
+    return 2 * 4 * n * (ranks - 1) // ranks, n * (ranks - 1) // ranks
 
 
-@versions_by_name
-def peer_all_gather(buffers, rank, version=None, bounds=None):
-    """buffers[rank][slice of s] = buffers[s][slice of s] for every rank s; bounds: as of `peer_reduce_scatter`."""
-    n, bounds = _check(buffers, rank, bounds)
-    if not is_device(buffers[rank]):
-        return peer_all_gather_reference(buffers, rank, bounds)
-    odd = next((bound for bound in bounds if bound % 4), 0)
-    version = version or (1 if odd else 2)
-    if version == 2 and odd:
-        raise ValueError(f"version 2 (vectorised) moves four elements at a time, and {odd} is not a multiple of 4; use "
-                         "version=1")
-    if len(buffers) == 1:
-        return
-    size = max(stop - first for first, stop in zip(bounds, bounds[1:], strict=False))
-    grid = (max(1, _blocks(buffers[rank], size, version) // (len(buffers) - 1)), len(buffers) - 1)
-    kernel = peer_all_gather_kernel_v1 if version == 1 else peer_all_gather_kernel_v2
-    places = Bounds(*bounds, *[n] * (MAX_RANKS - len(buffers)))
-    launch(kernel, grid, BLOCK, *eight(buffers), buffers[rank], places, rank, len(buffers))
-
-
-def peer_sum(mails, total):
-    """total (m,) = the sum of the ranks' mails, in rank order; each rank makes all of it by itself."""
-    if not is_device(total):
-        return peer_sum_reference(mails, total)
-    launch(peer_reduce_scatter_kernel_v1, _blocks(total, total.size, 1), BLOCK, *eight(mails), total, 0, total.size,
-           len(mails))
-
-
-def peer_barrier(flags, counter, status, rank, limit_ms):
-    """Wait, on the device, for all ranks; status (1,) becomes k + 1 if rank k has not come after `limit_ms`."""
-    if not is_device(counter):
-        return peer_barrier_reference(flags, counter, status, rank)
-    launch(peer_barrier_kernel_v1, 1, WARP, *eight(flags), flags[rank], counter, status, rank, len(flags), limit_ms)
-
+# Operations -----------------------------------------------------------------------------------------------------------
 
 def _check(buffers, rank, bounds):
-    """(elements of each buffer, the bounds)"""
     n = buffers[0].size
     if not 1 <= len(buffers) <= MAX_RANKS or not 0 <= rank < len(buffers):
         raise ValueError(f"the peers' buffers are summed over 1 to {MAX_RANKS} ranks, not {len(buffers)}; use the mpi "
@@ -342,10 +296,9 @@ def _check(buffers, rank, bounds):
     dtypes = (np.float32,) if is_device(buffers[rank]) else (np.float32, np.float64)  # the reference keeps its own
     if any(x.size != n or x.ndim != 1 or x.dtype not in dtypes for x in buffers):
         raise ValueError(f"the peers' buffers must be flat, float32 and of one size, not {[x.shape for x in buffers]}")
-    bounds = bounds_of(n, len(buffers)) if bounds is None else bounds
+    bounds = all_bounds(buffers, bounds)
     if len(bounds) != len(buffers) + 1 or sorted(bounds) != list(bounds) or (bounds[0], bounds[-1]) != (0, n):
         raise ValueError(f"bounds {bounds} must rise from 0 to {n}, and be one more than the {len(buffers)} ranks")
-    return n, bounds
 
 
 def eight(arrays):
@@ -353,13 +306,88 @@ def eight(arrays):
     return [*arrays, *[arrays[-1]] * (MAX_RANKS - len(arrays))]
 
 
-def _blocks(array, elements, version):
-    per_block = BLOCK * (1 if version == 1 else 4)
-    return max(1, min(-(-elements // per_block), array.backend.multiprocessors * BLOCKS_PER_MULTIPROCESSOR))
+def _blocks(array, elements, width):
+    return max(1, min(-(-elements // (width * BLOCK)), array.backend.multiprocessors * BLOCKS_PER_MULTIPROCESSOR))
 
 
-# Cost -----------------------------------------------------------------------------------------------------------------
+def _lacks_fours(buffers, bounds):
+    """What v2 needs and slices lack; None where all of them begin at multiples of four."""
+    return next(filter(None, (lacks_multiple(4, bound) for bound in all_bounds(buffers, bounds))), None)
 
-def peer_all_reduce_cost(n, ranks):
-    """(bytes that a rank reads from its peers, FLOPs that it does) for the sum of an n-element buffer."""
-    return 2 * 4 * n * (ranks - 1) // ranks, n * (ranks - 1) // ranks
+
+def _lacks_ranks(buffers, bounds):
+    if len(buffers) not in REDUCE_V2:
+        return f"takes 2, 4 or 8 ranks, not {len(buffers)}"
+    return _lacks_fours(buffers, bounds)
+
+
+def _problems():
+    """Small problems of both operations: one rank's part, with slices of nearly equal size and of given ones."""
+    found = [Problem(f"{ranks} ranks, {n}", buffers=[single(n)] * ranks, rank=ranks // 2, fast=n < 1000)
+             for ranks, n in ((2, 40), (3, 37), (4, 44), (4, 1028), (8, 64), (8, 5))]
+    return [*found, Problem("4 ranks, given slices", buffers=[single(44)] * 4, rank=2, bounds=[0, 8, 8, 32, 44])]
+
+
+PARAMETERS = 20_494_272  # of the UNet, for the benchmark
+
+
+@operation(reference=peer_reduce_scatter_reference, check=_check,
+           versions=[Version("naive", peer_reduce_scatter_kernel_v1, width=1),
+                     Version("vectorised", REDUCE_V2, width=4, fits=_lacks_ranks)],
+           problems=[*_problems(), Problem(buffers=[single(PARAMETERS)] * 2, rank=0, moved=3 * 4 * PARAMETERS // 2,
+                                           note="both ranks' arrays on one card", measured=True)],
+           writes=("buffers",))
+def peer_reduce_scatter(buffers, rank, bounds=None, version=None):
+    """buffers[rank][slice of rank] = the sum of that slice over all buffers, in rank order; the rest stays.
+
+    bounds: [ranks + 1] elements at which the ranks' slices begin and end; None: nearly equal ones
+    """
+    first, stop = all_bounds(buffers, bounds)[rank:rank + 2]
+    if first == stop:
+        return
+    grid = _blocks(buffers[rank], stop - first, version.width)
+    if version.name == "vectorised":
+        launch(version.kernel[len(buffers)], grid, BLOCK, *buffers, buffers[rank], first, stop)
+    else:
+        launch(version.kernel, grid, BLOCK, *eight(buffers), buffers[rank], first, stop, len(buffers))
+
+
+@operation(reference=peer_all_gather_reference, check=_check,
+           versions=[Version("naive", peer_all_gather_kernel_v1, width=1),
+                     Version("vectorised", peer_all_gather_kernel_v2, width=4, fits=_lacks_fours)],
+           problems=_problems(), writes=("buffers",))
+def peer_all_gather(buffers, rank, bounds=None, version=None):
+    """buffers[rank][slice of s] = buffers[s][slice of s] for every rank s; bounds: as of `peer_reduce_scatter`."""
+    if len(buffers) == 1:
+        return
+    bounds = all_bounds(buffers, bounds)
+    size = max(stop - first for first, stop in zip(bounds, bounds[1:], strict=False))
+    grid = (max(1, _blocks(buffers[rank], size, version.width) // (len(buffers) - 1)), len(buffers) - 1)
+    places = Bounds(*bounds, *[buffers[0].size] * (MAX_RANKS - len(buffers)))
+    launch(version.kernel, grid, BLOCK, *eight(buffers), buffers[rank], places, rank, len(buffers))
+
+
+@operation(reference=peer_sum_reference,
+           problems=[Problem(mails=[single(n)] * 3, total=single(n)) for n in (1, 300)], writes=("total",))
+def peer_sum(mails, total):
+    """total (m,) = the sum of the ranks' mails, in rank order; each rank makes all of it by itself."""
+    launch(peer_reduce_scatter_kernel_v1, _blocks(total, total.size, 1), BLOCK, *eight(mails), total, 0, total.size,
+           len(mails))
+
+
+def _flags(*arrived):
+    """The flags of three ranks, of which rank 1's show how often each rank has arrived."""
+    own = np.zeros(MAX_RANKS * STRIDE, np.int32)
+    own[[0, STRIDE, 2 * STRIDE]] = arrived
+    return [numbers(np.zeros_like(own), np.int32), numbers(own, np.int32), numbers(np.zeros_like(own), np.int32)]
+
+
+# Rank 1 arrives for the sixth time. Launches of one device run one after the other, so others' flags are set before.
+@operation(reference=peer_barrier_reference,
+           problems=[Problem(label, flags=_flags(*arrived), counter=numbers([5], np.int32),
+                             status=numbers([0], np.int32), rank=1, limit_ms=1)
+                     for label, arrived in (("all are there", (7, 5, 6)), ("rank 2 never comes", (6, 5, 3)))],
+           writes=("flags", "counter", "status"))
+def peer_barrier(flags, counter, status, rank, limit_ms):
+    """Wait, on the device, for all ranks; status (1,) becomes k + 1 if rank k has not come after `limit_ms`."""
+    launch(peer_barrier_kernel_v1, 1, WARP, *eight(flags), flags[rank], counter, status, rank, len(flags), limit_ms)

@@ -58,6 +58,11 @@ def half(*shape):
 
 def integers(values, dtype=np.int32):
     """These integers."""
+    return numbers(values, dtype)
+
+
+def numbers(values, dtype=np.float32):
+    """These numbers."""
     values = np.asarray(values, dtype)
     return Array(values.shape, values.dtype, values)
 
@@ -108,6 +113,7 @@ class Problem:
     versions: names of the versions that run it; None: every version that fits
     inputs: a function of a `numpy.random.Generator` that returns {name: array}, where arrays depend on one another
     derived: a function of {name: array}, the arrays so far, that returns further ones, such as a row's mean of its x
+    within: a function that returns a context in which the call is made, such as a plan that only large shapes have
     run: a function of (inputs as attributes, version) in place of the call of the operation
     precision: the roof of the benchmark ("fp32", "tf32", "fp16", "fp8"); None: that of the dtype
     note: words that the benchmark adds to the problem's name
@@ -122,6 +128,7 @@ class Problem:
     versions: tuple | None = None
     inputs: object = None
     derived: object = None
+    within: object = None
     run: object = None
     precision: str | None = None
     note: str = ""
@@ -129,10 +136,10 @@ class Problem:
     arguments: dict = field(default_factory=dict)
 
     def __init__(self, label=None, *, tolerance=None, bfloat16=False, fast=True, measured=False, versions=None,
-                 inputs=None, derived=None, run=None, precision=None, note="", moved=0, **arguments):
+                 inputs=None, derived=None, within=None, run=None, precision=None, note="", moved=0, **arguments):
         self.label, self.tolerance, self.bfloat16 = label, tolerance, bfloat16
         self.fast, self.measured = fast, measured
-        self.versions, self.inputs, self.derived, self.run = versions, inputs, derived, run
+        self.versions, self.inputs, self.derived, self.within, self.run = versions, inputs, derived, within, run
         self.precision, self.note, self.moved = precision, note, moved
         self.arguments = arguments
         if label is None:

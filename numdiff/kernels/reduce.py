@@ -30,7 +30,7 @@ import numpy as np
 from ..device import cuda, empty, float32, int32, int64, launch, load4
 from ..dtypes import in_single
 from .common import divide, load4_or_zeros
-from .operation import Version, operation
+from .operation import Version, lacks_multiple, operation
 from .problem import Problem, single
 
 BLOCK = 256  # threads: the tree has eight levels, and eight blocks of this size fill a multiprocessor
@@ -204,8 +204,7 @@ def sum_versions(fits):
 
 def _lacks_fours(x):
     """What v3 needs and x lacks; None where rows are made of fours."""
-    N = x.shape[-1]
-    return f"reads four columns at a time, and {N} is not a multiple of 4" if N % 4 else None
+    return lacks_multiple(4, x.shape[-1], "columns")
 
 
 def _check_column_sum(x, out):
@@ -249,8 +248,7 @@ def sample_sum(x, version=None):
 
 
 @operation(reference=total_sum_reference, cost=total_sum_cost,
-           versions=sum_versions(lambda x: f"reads four elements at a time, and {x.size} is not a multiple of 4"
-                                 if x.size % 4 else None),
+           versions=sum_versions(lambda x: lacks_multiple(4, x.size)),
            problems=[Problem(x=single(3, 41)), Problem(x=single(2, 5, 12)),
                      Problem(x=single(32, 2048), fast=False)])
 def total_sum(x, version=None):

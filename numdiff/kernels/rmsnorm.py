@@ -47,7 +47,7 @@ from ..device.requires import requires
 from ..device.specialise import Constant, Variants, specialise
 from ..dtypes import in_single, is_half
 from .common import warp_sum
-from .operation import Version, operation
+from .operation import Version, lacks_multiple, operation
 from .problem import Problem, half, positive, single
 from .reduce import BLOCK, column_sum_reference, cut, tree_sum
 from .second_pass import add_rows
@@ -392,8 +392,7 @@ def _check(x, weight):
 
 def _lacks_fours(x):
     """What v2 needs and x lacks; None where its rows are made of fours."""
-    C = x.shape[-1]
-    return f"takes four columns at a time, and {C} is not a multiple of 4" if C % 4 else None
+    return lacks_multiple(4, x.shape[-1], "columns")
 
 
 def _lacks_eights(x):

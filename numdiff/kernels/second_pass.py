@@ -27,11 +27,13 @@ READ NEXT
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from ..device import DeviceArray, cuda, float32, int32, int64, is_device, launch, load4, store4
+from ..device import DeviceArray, cuda, float32, int32, int64, launch, load4, store4
 from ..device.eight import one_of
 from ..device.threads import Stack
 from .beside import backward_pass, beside, overlaps, rejoin, wait_for_gradient
 from .common import load4_or_zeros
+from .operation import operation
+from .problem import Problem, single
 from .reduce import column_sum
 
 THREADS = 256
@@ -67,7 +69,7 @@ class Cut(NamedTuple):
 
 # Reference ------------------------------------------------------------------------------------------------------------
 
-def add_parts_reference(sums):
+def add_parts_reference(sums, waits=False):
     for parts, count, target, adds in sums:
         total = parts.reshape(count, -1).sum(axis=0)
         target.reshape(-1)[...] = target.reshape(-1) + total if adds else total
@@ -216,34 +218,6 @@ def joined(a, b):
     return None
 
 
-def add_parts(sums, waits=False):
-    """Each `Sum`: target = or += the sum of its parts; on a device at once, or together with later ones.
-
-    waits: the sums may wait, as within `may_wait`
-    """
-    if not is_device(sums[0].target):
-        add_parts_reference(sums)
-        return
-    sums = [s._replace(parts=s.parts.reshape(-1), target=s.target.reshape(-1)) for s in sums]
-    if not _waiting:
-        _launch(sums)
-        return
-    waiting = _waiting[-1]
-    waits = (waits or waiting.allowed) and sum(s.parts.nbytes for s in sums) <= WAITING
-    for s in sums:
-        settle_for(s.target)  # one after the other
-    if len(waiting.sums) + len(sums) > SUMS:
-        if not waits:
-            _launch(sums)
-            return
-        settle_beside()
-    waiting.sums = waiting.sums + sums
-    if not waits:
-        settle()
-    elif waiting.bytes() > WAITING:
-        settle_beside()
-
-
 def add_rows(rows, *targets):
     """Each target (n,), a parameter's gradient or None, += the sum of its rows (P, n) of rows (targets, P, n), float32.
 
@@ -289,3 +263,37 @@ def _launch(sums):
 def add_parts_cost(count, n, adds=False):
     """(bytes, FLOPs) of one sum of `count` parts of n numbers."""
     return 4 * (count + 1 + adds) * n, (count - 1 + adds) * n
+
+
+# Operation ------------------------------------------------------------------------------------------------------------
+
+SIZES = (1, 8), (70, 12), (3, 1100), (2, 4), (33, 4), (9, 260), (4, 16), (5, 8), (6, 12)  # the ninth has its own launch
+
+
+@operation(reference=add_parts_reference, cost=add_parts_cost,
+           problems=[Problem("nine sums", sums=[Sum(single(count, n), count, single(n), k % 2 == 0)
+                                                for k, (count, n) in enumerate(SIZES)])],
+           writes=("sums",))
+def add_parts(sums, waits=False):
+    """Each `Sum`: target = or += the sum of its parts; on a device at once, or together with later ones.
+
+    waits: the sums may wait, as within `may_wait`
+    """
+    sums = [s._replace(parts=s.parts.reshape(-1), target=s.target.reshape(-1)) for s in sums]
+    if not _waiting:
+        _launch(sums)
+        return
+    waiting = _waiting[-1]
+    waits = (waits or waiting.allowed) and sum(s.parts.nbytes for s in sums) <= WAITING
+    for s in sums:
+        settle_for(s.target)  # one after the other
+    if len(waiting.sums) + len(sums) > SUMS:
+        if not waits:
+            _launch(sums)
+            return
+        settle_beside()
+    waiting.sums = waiting.sums + sums
+    if not waits:
+        settle()
+    elif waiting.bytes() > WAITING:
+        settle_beside()

@@ -23,8 +23,6 @@ import numpy as np
 from ..device import is_device
 
 WIDE = {"naive": 1, "vectorised": 2}  # a thread an element (a backward: a column); four, by 16-byte loads and stores
-ROW = {"block-per-row": 1, "warp-per-row": 2}
-GROUPNORM = {"block-per-group": 1, "chunked": 2, "one-pass": 3}
 MATMUL = {"naive": 1, "tiled": 2, "register-tiled": 3, "vectorised": 4, "mma": 5, "tf32": 5, "hopper": 6}
 CONV2D = {"direct": 1, "im2col": 2, "implicit-gemm": 3, "narrow": 3, "mma": 4, "tf32": 4, "hopper-columns": 5,
           "hopper": 6, "im2win": 7}
@@ -34,28 +32,18 @@ FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and 
 
 # {operation: {name: number}}, a backward only where its versions are not its forward's
 NAMES = {
-    **dict.fromkeys(("bias_gelu", "combine", "ema",
-                     "estimate_x_0", "gate", "hybrid_loss", "im2col", "im2win", "images",
-                     "model_input", "mse", "muon", "muon_apply", "muon_momentum", "patchify", "peer_all_gather",
-                     "peer_reduce_scatter", "place", "power_ema", "q_sample", "swiglu", "take", "unpatchify",
-                     "velocity",
-                     "weigh",
-                     "weighted_sum"), WIDE),
-    "adaln": ROW,
+    **dict.fromkeys(("im2col", "im2win"), WIDE),
     **dict.fromkeys(("linear", "matmul", "matmul_row_sums", "matmul_strided"), MATMUL),
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
     **dict.fromkeys(("depthwise", "depthwise_input_gradient", "depthwise_weight_gradient"), DEPTHWISE),
     "depthwise_layernorm": {"apart": 1, "fused": 2},
     "fused": {**WIDE, "eight": 3},
-    "adamw": {**WIDE, "fused": 3},
-    "global_norm": {"tree": 1, "vectorised": 2},
-    "linear_group": {"naive": 1, "tiled": 2}, "gate_adaln": {"unfused": 1, "fused": 2},
-    "groupnorm": {**GROUPNORM, "known-statistics": 4}, "groupnorm_backward": GROUPNORM,
+
+    "linear_group": {"naive": 1, "tiled": 2},
     "matmul_first": {"uncoalesced": 1, "coalesced": 2},
     "matmul_level": {"one-tile": 1, "double-buffered": 2, "warp-specialised": 3, "persistent": 4,
                      "tma-store": 5},
     "conv2d_level": {"shifted-boxes": 1, "halo": 2},
-    "qk_norm_rope": {"naive": 1, "fused": 2},
     "flash_attention": {"naive": 1, "register-tiled": 2, "mma": 3, "tf32-bf16": 4, "hopper": 5},
     "sla": {"naive": 1, "mma": 2, "product": 3}, "sla_backward": {"naive": 1, "mma": 2},
 }

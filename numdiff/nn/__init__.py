@@ -5,7 +5,8 @@ from .layers import Conv2d, Embedding, GroupNorm, LayerNorm, Linear
 from .model import Model
 from .module import FlatParameters, Module, Numbered
 from .optimizer import AdamW, Muon
-from .tensor import Parameter, Tape, Tensor
+from .parameter import Parameter
+from .tensor import Tape, Tensor
 from .unet import UNet
 
 __all__ = ["AdamW", "Conv2d", "DiT", "Embedding", "FlatParameters", "GroupNorm", "LayerNorm", "Linear", "Model",

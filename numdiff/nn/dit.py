@@ -32,8 +32,9 @@ from .flops import Product, dit_products, mlp_width
 from .layers import Embedding, Linear, constant, gaussian, xavier
 from .model import Model, constructor_options
 from .module import Module, Numbered
+from .parameter import Parameter
 from .rotary import rotation_table
-from .tensor import Parameter, Tensor
+from .tensor import Tensor
 
 SIZES = {  # what the letters stand for
     "XL": {"depth": 28, "hidden_size": 1152, "num_heads": 16},

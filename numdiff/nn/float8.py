@@ -5,10 +5,10 @@ step ends with `update`, after the optimizer has changed the weights. Ranks that
 largest numbers of all of them, which travel with the loss (distributed/exchange.py). Samples are drawn in float16:
 without a tape no layer is found, and nothing is counted.
 
-The first block and the last stay in float16 (`Model.compute_in_float8`): what the first one gets is small beside what
-it adds, and all others read what it rounds. Of the default DiT's loss over 10,000 steps, with all twelve blocks in FP8
-2.6 % above float16's, 0.27 % is left so, and 0.44 % where the last one is in FP8, too; with the last one or two alone
-in float16 it is 1.6 and 1.8 % (3,000 steps).
+The first block and the last stay in float16 (`Model.compute_in_float8`): what the first one gets is small compared with
+what it adds, and all others read what it rounds. Of the default DiT's loss over 10,000 steps, with all twelve blocks in
+FP8 2.6 % above float16's, 0.27 % is left so, and 0.44 % where the last one is in FP8, too; with the last one or two
+alone in float16 it is 1.6 and 1.8 % (3,000 steps).
 """
 import numpy as np
 
@@ -18,7 +18,7 @@ from ..dtypes import is_half
 from ..kernels import linear_fp8
 from ..kernels.linear_fp8 import Layer8, Scale8
 from ..kernels.quantise import HISTORY, PARTIALS, matrices8, quantise_weights, scale_update
-from . import tensor
+from . import recording
 
 TENSORS = 2  # of a layer whose scales are delayed: what goes in, and what comes back
 
@@ -29,8 +29,8 @@ class Float8:
     promoted: whether products are added up in float32 every 128 of k
     Attributes weights float32 (n,): the weights' scales, in the order of the names; scale float32 (2 · n,), history
     float32 (2 · n, HISTORY), amax uint32 (2 · n, PARTIALS): of what goes into each, then of what comes back to it;
-    of_ranks: uint32 (2 · n, ranks), of each the largest of this step once the exchange has finished; set by whoever
-    makes the exchange, None where nobody else trains.
+    of_ranks: uint32 (2 · n, ranks), of each the largest of this step once the exchange has finished; set by the
+    exchange, None if there is one rank.
     """
 
     of_ranks = None
@@ -75,26 +75,26 @@ class Float8:
 def layer_of(weight, x):
     """The `Layer8` with which a product of x, or of x's bytes, and this weight is computed; None for one in x's own
     type: of another weight, or where no tape records."""
-    return weight.float8 if tensor.is_training() and (is_half(x.dtype) or x.dtype == np.uint8) else None
+    return weight.float8 if recording.is_training() and (is_half(x.dtype) or x.dtype == np.uint8) else None
 
 
 def bytes_for(weight, x, which):
     """The `Scale8` by which the norm before (which: "x"), or the gate after ("dy"), this weight's layer rounds for it;
-    None where float16 is wanted. x: an activation beside; weight: may be None."""
+    None if float16 is wanted. x: an activation of the same dtype; weight: may be None."""
     layer = None if weight is None else layer_of(weight, x)
     return getattr(layer, which) if layer is not None and linear_fp8.rounds_norms() else None
 
 
 def keeps(weight):
     """Whether a backward will ask for what goes into this weight's layer."""
-    return tensor.is_recording() and not weight.frozen
+    return recording.is_recording() and not weight.frozen
 
 
 def linear_forward(x, weight, bias, layer, residual=None):
     """(x·weightᵀ + bias + residual, what the backward needs of x) of arrays and Parameters; layer: as `layer_of` gave
     it."""
     bias = None if bias is None else bias.data
-    if layer is None and not tensor.is_wanted(weight):
+    if layer is None and not recording.is_wanted(weight):
         return empty((*x.shape[:-1], weight.shape[0]), x.dtype, like=x), x
     if layer is None:
         return K.linear_forward(x, weight.like(x).reshape(weight.shape[0], -1), bias, residual=residual), x
@@ -116,7 +116,7 @@ def linear_swiglu_forward(x, weight, bias, layer, keeps_u):
 
 
 def linear_backward(dy, kept, weight, layer, dweight, dbias, following=None, **options):
-    """As `kernels.linear_backward`; kept: what the forward gave beside its result, or None as there; following: with
+    """As `kernels.linear_backward`; kept: the forward's second return value, or None; following: with
     gelu_of, the layer whose backward alone reads du, or None."""
     if layer is None:
         w = weight.like(dy if kept is None else kept).reshape(weight.shape[0], -1)

@@ -42,7 +42,7 @@ def step_flops(products, names, frozen=()):
     """FLOPs of one image in a training step: forward, and backward as far as it is computed.
 
     products: of the model, by name; names: of its parameters, in the order in which they are used; frozen: names of
-    those that are not trained: they have no gradient, and what lies before the first that is trained has no backward
+    those that are not trained: they have no gradient, and layers before the first trained one have no backward
     """
     place = {name: number for number, name in enumerate(names)}
     first = min(number for name, number in place.items() if name not in frozen)

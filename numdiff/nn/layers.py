@@ -14,7 +14,8 @@ from ..kernels.conv2d.narrow import NARROW
 from ..kernels.versions import capped
 from . import functional as F
 from .module import Module
-from .tensor import Parameter, Tensor
+from .parameter import Parameter
+from .tensor import Tensor
 
 
 def uniform(fan_in):
@@ -76,7 +77,7 @@ class Conv2d(Module):
         self.weight = Parameter((outputs, kernel, kernel, inputs), start, written=min(inputs, outputs) > NARROW)
         self.bias = Parameter((outputs,), start)
         self.stride, self.statistics = stride, statistics
-        self.matrices = 1  # (out, k · k · in), as it lies
+        self.matrices = 1  # (out, k · k · in), in its stored layout
 
     def forward(self, x: Tensor, channel: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         return F.conv2d(x, self.weight, self.bias, self.stride, channel, residual, self.statistics)

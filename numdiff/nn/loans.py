@@ -1,32 +1,32 @@
-"""Results of the forward pass in the memory of the gradients, which nobody needs before the backward pass.
+"""Aliasing activations onto the gradient buffer, which is not used before the backward pass.
 
-A step keeps room for the gradients of all weights, 4 bytes each, and until the backward pass writes them nothing lies
-there. So each block of a model lends its part of that buffer, once it has run forward, to the blocks that run after it,
-and calls it in when the backward pass asks for the first of its gradients:
+A step reserves memory for the gradients of all weights, 4 bytes each. Until the backward pass writes them, that memory
+is free. So once a block has run forward, its part of the buffer becomes available to the blocks that run after it. The
+part is reclaimed when the backward pass requests the first of the block's gradients:
 
-    forward      block 0, lends | block 1, over 0's, lends | block 2, over 0's and 1's, lends | …
-    backward     … | 2 is called in, block 2 | 1 is called in, block 1 | 0 is called in, block 0
+    forward      block 0, aliased | block 1, over 0's, aliased | block 2, over 0's and 1's, aliased | …
+    backward     … | 2 is reclaimed, block 2 | 1 is reclaimed, block 1 | 0 is reclaimed, block 0
 
-THE INVARIANT. What a block allocates in its forward pass is gone before the first gradient of a block that ran earlier
-is asked for. For an array is held by records that are made after it was allocated; the tape plays these back before all
-that were made earlier, and drops each when it has been played. Nothing else holds it.
+THE INVARIANT. Arrays that a block allocates in its forward pass are freed before the first gradient of an earlier block
+is requested. Such an array is held by records that are made after it was allocated. The tape plays these records back
+before all earlier ones, and drops each after playing it. Nothing else holds the array.
 
-It is checked, not assumed: memory comes back when the last reference to it is dropped, and a step ends with an error
-when a part is called in where something still lies. That can only happen to a model that keeps an activation for
-itself, or that uses a block's parameters again after the block; such a model sets `lends_gradients = False`.
+It is checked, not assumed. Memory is freed with the last reference to it, and a step ends with an error if a part that
+is reclaimed still holds an array. That can only happen to a model that keeps an activation for itself, or that uses a
+block's parameters again after the block. Such a model sets `lends_gradients = False`.
 
-THE SAME BITS. A gradient that operations add to must begin at zero, and so must the gaps between parameters, which the
-gradient norm and AdamW read, too. Those of a part that is lent are zeroed when it is called in, in a launch of their
-own, all others when the step begins. Large weights' gradients are written (`Parameter.stale`), whatever lies there.
+THE SAME BITS. A gradient that operations add to must begin at zero. So must the gaps between parameters, which the
+gradient norm and AdamW read, too. In an aliased part they are zeroed when it is reclaimed, in a separate launch; all
+others are zeroed when the step begins. Large weights' gradients are overwritten (`Parameter.stale`).
 
-WHERE NOTHING IS LENT. With several microbatches: gradients lie in the buffer while the next one's forward pass runs. Of
-a block with a frozen parameter: its gradient stays zero.
+WHEN NOTHING IS ALIASED. With several microbatches: the buffer holds gradients while the next microbatch runs forward.
+In a block with a frozen parameter: its gradient stays zero.
 
-SEVERAL RANKS lend, too. A bucket (`mpi`) or group (`peer`, where it adds up beside the backward pass) leaves when all
-of its gradients are complete, so that none of its blocks lends any more. And all that reads this step's gradients
-precedes the next step on the stream: NCCL's sum and the update are launched there, `mpi` waits for its copies, and with
-`peer` a rank passes a barrier after which nobody reads its memory: the last one of the gather, or where ranks share the
-update the one in `gather_partials`.
+SEVERAL RANKS alias, too. A bucket (`mpi`) or group (`peer`, if it reduces concurrently with the backward pass) is sent
+when all of its gradients are complete, so none of its blocks is aliased any more. All that reads this step's gradients
+precedes the next step on the stream. NCCL's all-reduce and the update are launched there, and `mpi` waits for its
+copies. With `peer` a rank passes a barrier after which no other rank reads its memory: the last one of the gather, or
+the one in `gather_partials` if ranks share the update.
 """
 import contextlib
 import functools
@@ -203,6 +203,6 @@ def again():
 
 
 def loans_of(model):
-    """The `Loans` of a model's steps, or None where nothing can be lent: a model that does not want it, or a device
+    """The `Loans` of a model's steps, or None if nothing can be lent: a model that does not want it, or a device
     without an arena."""
     return Loans(model) if model.lends_gradients and hasattr(model.backend, "arena") else None

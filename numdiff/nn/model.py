@@ -51,8 +51,8 @@ class Model(Module):
     largest: typing.ClassVar[dict] = {}  # {argument of the constructor: its largest value}
     block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` recomputes
     part_kinds: typing.ClassVar[dict] = {}  # {name: classes of the modules within a block that it may recompute alone}
-    exchange_beside: str | None = None  # how the sum by `peer` goes on beside the backward pass (overlap.py)
-    lends_gradients = True  # whether activations may lie where the blocks' gradients will be (loans.py)
+    exchange_beside: str | None = None  # how the `peer` all-reduce overlaps the backward pass (overlap.py)
+    lends_gradients = True  # whether activations may alias the blocks' gradients (loans.py)
     float8_layers: tuple = ()  # linear layers within them that `compute_in_float8` is for, by their names there
 
     def _finish(self, device, seed, fixed=0):
@@ -146,8 +146,8 @@ class Model(Module):
                 if isinstance(module, self.part_kinds[part])]
 
     def recomputed_flops(self, part: str, float8: bool = False) -> int:
-        """FLOPs of one image that the backward pass computes once more where this part is recomputed, at most: what
-        lies before the first parameter that is trained is not.
+        """FLOPs of one image that the backward pass repeats at most if this part is recomputed. What precedes the first
+        trained parameter is not recomputed.
 
         float8: the last product of a module is, too (recompute.py)
         """
@@ -240,7 +240,7 @@ class Model(Module):
         self.require_classes(y)
         if x is not None:
             self._check_shapes(t, y, x)
-        if not is_device(t) and self.diffusion.get("path") != "edm":  # which is told log(sigma) / 4
+        if not is_device(t) and self.diffusion.get("path") != "edm":  # which receives log(sigma) / 4
             checked_timesteps(t, LARGEST_TIMESTEP)
         if y is not None and not is_device(y):
             self.checked_classes(y)
@@ -287,7 +287,7 @@ class Model(Module):
 
 
 def edm_timesteps(sigma):
-    """What a model of EDM's path is told of noise levels: log(σ) / 4, float32."""
+    """The noise-level input of a model of EDM's path: log(σ) / 4, float32."""
     if not (np.isfinite(sigma) & (sigma > 0)).all():
         raise UsageError("timesteps of a model of the path edm are noise levels sigma, numbers above 0.")
     return (np.log(sigma.astype(np.float64)) / 4).astype(np.float32)
@@ -322,8 +322,8 @@ def laid_out(kind, options):
 
 
 def parameter_shapes(kind, options):
-    """{name: shape} of the parameters of a model that is not built, so that options from a file can first be checked
-    against the weights beside them."""
+    """{name: shape} of the parameters of a model that is not built. Options from a file can thus be checked against the
+    weights stored with them before the model is built."""
     return {name: tuple(p.shape) for name, p in laid_out(kind, options).named_parameters()}
 
 

@@ -20,8 +20,9 @@ from ..kernels.elementwise import cast_into
 from ..kernels.optimizer.zero_ranges import zero_ranges
 from .float8 import Float8
 from .loans import begin_at_zero, passing
+from .parameter import Parameter
 from .recompute import recompute
-from .tensor import Parameter, scope
+from .recording import scope
 
 MAX_TOTAL = 2**31 - 1  # elements of a flat buffer, which kernels count in int32
 ALIGNMENT = 64  # elements between parameter starts: 256 bytes, so that every view takes vector loads (and TMA)
@@ -117,7 +118,7 @@ class FlatParameters:
     """
 
     exchange_beside: str | None = None  # of the model
-    overlapped = False  # whether the gradients' sum goes on beside this process's backward passes
+    overlapped = False  # whether the gradients' all-reduce overlaps this process's backward passes
 
     def __init__(self, module: Module, backend: Any = None, seed: int | None = 0, fixed: int = 0):
         self.parameters = dict(module.named_parameters())
@@ -261,7 +262,7 @@ class FlatParameters:
         self.round()
 
     def keep_float8(self, names: Iterable[str], promoted: bool = True) -> None:
-        """From now on keep these weights in E4M3, too, beside their float16 copy: see float8.py."""
+        """From now on keep these weights in E4M3 in addition to their float16 copy: see float8.py."""
         self.float8 = Float8(self, names, promoted)
 
     def drop_half(self) -> None:

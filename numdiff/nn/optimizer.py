@@ -23,11 +23,11 @@ from ..kernels.optimizer.muon import Stack, alike, muon_update
 from ..kernels.optimizer.newton_schulz import newton_schulz_cost
 from ..kernels.optimizer.power_ema import exponents_of, power_ema_update
 from ..kernels.optimizer.step_state import (
-    count_update,
     latch_nonfinite,
     latch_skips,
     learning_rate_forward,
     step_advance,
+    updates_advance,
 )
 from ..kernels.optimizer.zero_ranges import pieces
 from ..settings import COMMON, check_value, complete, takes
@@ -60,7 +60,7 @@ class LossScale:
         self.counts = zeros(3, np.int32, like)
 
     def update(self, gradient_norm, first_bad_step, step):
-        """From the norm of scaled gradients their own; NaN where this step is to be skipped; the next scale."""
+        """From the norm of scaled gradients their own; NaN if this step is to be skipped; the next scale."""
         loss_scale_update(gradient_norm, self.scale, self.unscale, self.counts, self.rule, self.interval)
         latch_skips(first_bad_step, self.counts, gradient_norm, step, PATIENCE)
 
@@ -142,7 +142,7 @@ class AdamW:
         s = self.settings
         learning_rate_forward(self.step, self.rate, s.learning_rate, s.warmup_steps, s.total_steps, s.cosine)
         self._update_weights()
-        count_update(self.updates, self.gradient_norm)
+        updates_advance(self.updates, self.gradient_norm)
         if self.power_ema is not None:
             power_ema_update(self.power_ema, self._own(weights.data), self.updates, self.gradient_norm, self.exponents)
         if self.partition:
@@ -190,7 +190,7 @@ class AdamW:
         return self.partition.whole(array, everywhere) if self.partition else array
 
     def state(self, everywhere: bool = True) -> dict[str, np.ndarray]:
-        """{name: NumPy array}: what a bitwise resume needs, beside the parameters themselves; everywhere: as `whole`
+        """{name: NumPy array}: what a bitwise resume needs in addition to the parameters; everywhere: as `whole`
         takes it."""
         return {name: download(array) if name in SCALARS else self.whole(array, everywhere)
                 for name, array in self.arrays().items()}
@@ -238,8 +238,8 @@ class Muon(AdamW):
     matrices: {name: how many matrices, one below the other} of those weights, as `Model.matrices` gives them; a weight
         of more than two axes counts as (first, all others); momentum: of Muon
     Learning rate, weight decay, clipping and average are the same for all; beta1, beta2 and eps are AdamW's. The
-    momentum lies in `m`, whose name in the state is "momentum", so that AdamW does not go on from it. Muon's part of
-    `v` is there and stays zero.
+    momentum is stored in `m`, under the name "momentum" in the state, so that AdamW cannot continue from it. Muon's
+    part of `v` exists and stays zero.
     Attributes stacks: [`Stack`], the matrices by their shape; rest: `Ranges`, where AdamW updates.
     """
 
@@ -294,7 +294,7 @@ class Muon(AdamW):
 
 
 def within(ranges, first, stop):
-    """What of [(start, stop)] lies in first … stop, counted from first."""
+    """The parts of [(start, stop)] within first … stop, counted from first."""
     inside = ((max(a, first) - first, min(b, stop) - first) for a, b in ranges)
     return [(a, b) for a, b in inside if a < b]
 

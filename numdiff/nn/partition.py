@@ -8,9 +8,9 @@ may do a part of it: it has the moments and averages of its own part alone, and 
     gradient norm   sums of squares of fixed pieces, each of one rank's part; gathered, then added in one order
     AdamW, Muon     on the own part; averages, too
     weights         of each part to all ranks: an all-gather. A model that computes in 16 bits reads most weights from
-                    its copy of them, and of those the copy is sent, half the bytes. Others are read in float32 in every
-                    precision (biases, norms, embeddings); those are sent so, and the copy is rounded from them where
-                    they arrive. Which they are a step itself tells: `Parameter.read`
+                    their 16-bit copy, so only that copy is sent: half the bytes. Other parameters are read in float32
+                    in every precision (biases, norms, embeddings). They are sent in float32, and the receiver rounds
+                    the copy from them. The step itself records which are which: `Parameter.read`
 
 So the copy of 16 bits is whole on every rank after a step, and the float32 where steps read it. The rest of the float32
 is each rank's own until somebody wants it: `gather_masters`, before reports, pictures, checkpoints and comparisons.
@@ -47,7 +47,7 @@ class Partition:
     atoms: [(start, stop)] that no part may divide; both multiples of 64
     Attributes bounds: rank r has the elements bounds[r] … bounds[r + 1] - 1; first, stop: those of this rank; partials:
     (P,) the pieces' sums of squares, float32, or float64 without a device; piece_bounds: of them, as bounds; exchange:
-    set by whoever makes it (distributed/exchange.py), gathers what ranks have in parts.
+    set by distributed/exchange.py; gathers the parts of all ranks.
     Raises `UsageError` where a rank would have nothing.
     """
 
@@ -99,7 +99,7 @@ class Partition:
             self.exchange.gather_mixed(mixed)
 
     def mixed(self):
-        """The `MixedWeights` of a step that has run backward, or None where all weights are sent in float32: there is
+        """The `MixedWeights` of a step that has run backward, or None if all weights are sent in float32: there is
         no copy of 16 bits, or another one than the exchange knows. One that was made is kept, as a recorded step
         launches over its arrays."""
         weights = self.parameters
@@ -209,7 +209,7 @@ class MixedWeights:
 
 
 def joined(ranges, low, high):
-    """What of [(start, stop)], in order, lies in low … high-1, neighbours joined."""
+    """The parts of [(start, stop)], in order, within low … high-1; adjacent ranges are joined."""
     found = []
     for start, stop in ((max(start, low), min(stop, high)) for start, stop in ranges):
         if start < stop and found and found[-1][1] == start:
@@ -235,8 +235,8 @@ def cut(ranges, size, edges=()):
 
 
 def bounds_of(total, ranks, size, atoms=()):
-    """[ranks + 1] elements at which parts begin and end: the multiples of `size` nearest to equal parts, or the end of
-    an atom that lies there."""
+    """[ranks + 1] elements at which parts begin and end: the multiples of `size` nearest to equal parts. A bound within
+    an atom moves to the end of that atom."""
     atoms = sorted(atoms)
     starts, bounds = [start for start, _ in atoms], [0]
     for rank in range(1, ranks):

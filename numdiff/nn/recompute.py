@@ -3,9 +3,8 @@
 The forward pass of a recomputed block runs without a tape, so its intermediate results are freed at once. Its single
 record runs the block a second time, under a tape of its own, and plays that back. This costs one more forward pass, and
 saves the memory of the inside of all blocks but one.
-
-The last product of a module that `ends_in` one is left out the second time: its backward needs what went into it, and
-nobody what came out. (In FP8 it is computed again, as what goes into it is rounded there.)
+Recomputation omits the last product of a module that `ends_in` one: its backward needs the product's input, and no
+operation needs its output. (In FP8 it is computed again, since its input is rounded there.)
 
 The bits are the same as without: the same kernels run on the same numbers (dropout is counted, not drawn), and the
 tensors of the second run have the slots of the first run's, so gradients are added in the same order, too.
@@ -14,22 +13,24 @@ import contextlib
 
 from . import tensor
 from .loans import again as again_over_loans
-from .tensor import Slots, Tape, Tensor, scope
+from .recording import scope, tapes, unwanted_from
+from .slots import Slots
+from .tensor import Tape, Tensor
 
 
 def recompute(module, *arguments, **options):
     """`module.forward`, which returns a tensor or a list; its intermediate results are not kept."""
     plain = type(module).forward
-    tape = tensor._active[-1] if tensor._active else None
+    tape = tapes[-1] if tapes else None
     if tape is None or tape.check_finite or not _has_gradients(module, arguments, options):
         # check_finite: name a fault where it arises
         return plain(module, *arguments, **options)
     over_loans = again_over_loans()
-    tensor._active.append(None)  # nothing is recorded
+    tapes.append(None)  # nothing is recorded
     try:
         result = plain(module, *arguments, **options)
     finally:
-        tensor._active.pop()
+        tapes.pop()
     results = [result] if isinstance(result, Tensor) else result
     outputs = [Tensor(part.data, requires_grad=True, statistics=part.statistics) for part in results]
 
@@ -56,7 +57,7 @@ def recompute(module, *arguments, **options):
 def without_result(module):
     """Context in which the product that a module ends in need not be computed."""
     weight = module.ends_in and getattr(module, module.ends_in).weight
-    return contextlib.nullcontext() if weight is None else tensor.unwanted_from(weight)
+    return contextlib.nullcontext() if weight is None else unwanted_from(weight)
 
 
 def _has_gradients(module, *inputs):

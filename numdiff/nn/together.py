@@ -1,23 +1,23 @@
-"""The weight gradients of a block's linear layers in one launch, once all of their operands are there.
+"""Deferred weight gradients: those of a block's linear layers in one launch, once all of their operands are complete.
 
-Each is a product of the gradient dy that arrives at a layer and the layer's input x, with too few tiles to fill a GPU
-(kernels/linear_gradients.py). Nobody reads it before the backward pass ends, or before it leaves for other ranks. So a
-block runs forward within `together`, where its layers join; in the backward pass each puts dy and x aside, and the last
-one to be played back, the first of the forward pass, launches the products of all.
+Each gradient is a product of the gradient dy that arrives at a layer and the layer's input x. It has too few tiles to
+fill a GPU (kernels/linear_gradients.py). It is not read before the backward pass ends, or before it is sent to other
+ranks. So a block runs forward within `together`, and its layers register there. In the backward pass each layer defers
+dy and x. The last layer played back, the first of the forward pass, launches the products of all.
 
-    backward     … fc2: dy, x aside | fc1: dy, x aside | attention's proj: … | attention | qkv: …, and the launch
+    backward     … fc2: defer dy, x | fc1: defer dy, x | attention's proj: … | attention | qkv: …, and the launch
 
-MEMORY. dy and x of fc1, fc2 and proj stay until then, instead of being dropped layer by layer: in a DiT at most 11 · D
-numbers a token, of one block at a time. u, which is as wide as fc1's dy, is gone by then where GELU(u) was kept.
+MEMORY. dy and x of fc1, fc2 and proj stay until the launch, instead of being freed layer by layer: in a DiT at most
+11 · D elements a token, of one block at a time. u, which is as wide as fc1's dy, is freed by then if GELU(u) was kept.
 
-THE INVARIANT of loans.py holds: what has been put aside is gone when the block's first layer has been played back,
-before a gradient of an earlier block is asked for. The gradients themselves are asked for at the launch; until then
-they are `stale`, or on loan, and what watches the backward pass (distributed/buckets.py) finds the weights of all these
-layers in the record of each.
+THE INVARIANT of loans.py holds. Deferred arrays are freed when the block's first layer has been played back, before a
+gradient of an earlier block is requested. The gradients themselves are requested at the launch. Until then they are
+`stale` or aliased, and distributed/buckets.py, which watches the backward pass, finds the weights of all these layers
+in the record of each.
 
-Where the layers are small, that launch runs beside the backward pass of the block before (kernels/beside.py).
+If the layers are small, that launch runs concurrently with the backward pass of the block before (kernels/beside.py).
 
-A layer that is not played back, as nothing depends on it, leaves the others waiting: they are launched when the
+If a layer is not played back, since nothing depends on it, the others stay deferred. They are launched when the
 backward pass ends (`completed`).
 """
 import contextlib

@@ -21,7 +21,14 @@ from ..diffusion.schedule import SCHEDULES
 from ..errors import NumdiffError, UsageError, printable, shown
 from ..files import Refused, atomic_file
 from ..hdf5 import is_hdf5
-from ..nn.convert import find_diffusers, read_weights, to_numdiff_layout, to_torch_layout, write_state_dict
+from ..nn.convert import (
+    check_whole_folder,
+    find_diffusers,
+    read_weights,
+    to_numdiff_layout,
+    to_torch_layout,
+    write_state_dict,
+)
 from ..nn.convert.diffusers import FOLDER
 from ..nn.model import Model, parameter_shapes
 from ..nn.module import ALIGNMENT
@@ -280,7 +287,12 @@ def read_any(source, weights=None, diffusion=None, free=None, reader="convert"):
                           meta.get("step", 0), meta.get("classes"), meta.get("weights"), meta.get("pictures"))
     else:
         wanted = weights or "ema"
-        state_dict, told = read_weights(source, wanted) if folder is None else read_diffusers_folder(folder, wanted)
+        if folder is None:
+            check_whole_folder(source)
+            state_dict, told = read_weights(source, wanted)
+            check_whole_folder(source, state_dict)
+        else:
+            state_dict, told = read_diffusers_folder(folder, wanted)
         known = [kind.foreign(reader) for kind in reversed(kinds.KINDS.values())]  # the first takes whatever is left
         foreign = next(found for found in known if found.recognises(state_dict))
         training, broken = told.pop("training", {}), told.pop("broken", [])

@@ -43,6 +43,7 @@ from .build import (
     describe_profiles,
     describe_recomputation,
     in_parts,
+    model_options,
     open_data,
 )
 from .checkpoint import (
@@ -79,6 +80,7 @@ from .resume import (
 from .run_folder import create_run, find_resume, lock_run, sample_path
 
 SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
+LARGE = 50_000_000  # parameters of a model whose building takes long enough to be said
 COMPARE_EVERY = 1000  # steps after which the ranks compare their weights, which they also do at every checkpoint
 
 
@@ -129,6 +131,10 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
     ahead = contextlib.nullcontext()
     if options.device == "cuda" and not dry_run:
         ahead = compiling(lambda card: plan_run(options, dataset, card, communicator), communicator, echo)
+    parameters = count_parameters(options.model, model_options(
+        options, dataset.channels, len(dataset.classes) if options.class_cond else None))[0]
+    if parameters > LARGE:
+        echo(f"build     {parameters:,} parameters, their moments and averages")
     with ahead:
         model = communicator.build(build_model, options, dataset.channels,
                                    len(dataset.classes) if options.class_cond else None)

@@ -52,7 +52,8 @@ def test_rows(gpu):
 def test_what_one_problem_meets_hides_no_other(gpu, monkeypatch):
     found = problems.problems_named(("class_dropout", "mse_backward"))
     monkeypatch.setattr(problems, "plan", lambda *_: (found, []))
-    monkeypatch.setitem(found[0].call.arguments, "x_0", 3)  # an argument that it does not have
+    mse = next(problem for problem in found if problem.call.name == "mse_backward")
+    monkeypatch.setitem(mse.call.arguments, "x_0", 3)  # an argument that it does not have
     with pytest.warns(UserWarning, match="mse_backward.* failed: TypeError"):
         rows = list(problems.bench_files(gpu, (), lambda line: None))
     assert {row["operation"] for row in rows} == {"class_dropout_forward"}

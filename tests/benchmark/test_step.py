@@ -1,4 +1,6 @@
+import contextlib
 import importlib.util
+import threading
 
 import numpy as np
 import pytest
@@ -83,7 +85,24 @@ def test_what_pytorch_cannot_do_is_said(monkeypatch):
     failed, done = result["versus"]
     assert failed["fault"] == "RuntimeError: no compiler was found" and "ms" not in failed
     assert done["ratio"] == pytest.approx(done["ms"] / result["ms"]) and done["peak_mib"] == 1
-    assert said == ["PyTorch compile, fp32", "PyTorch eager, fp32"]
+    assert said == ["PyTorch compile, fp32, which compiles first, for up to 2 minutes", "PyTorch eager, fp32"]
+
+
+def test_a_bar_shows_that_pytorch_compiles(monkeypatch):
+    from numdiff.benchmark import torch_step
+    bars, told = [], threading.Event()
+
+    class Bar(contextlib.nullcontext):
+        def update(self):
+            told.set()
+
+    monkeypatch.setattr(torch_step, "progress_bar", lambda *given: bars.append(given) or Bar(Bar()))
+    monkeypatch.setattr(torch_step, "TICK_S", 0.01)
+    with torch_step.compile_bar("eager"):
+        assert not bars
+    with torch_step.compile_bar("compile"):
+        assert bars == [(120, "PyTorch compiles", "second")] and told.wait(30)
+    assert not any(thread.name == "compile bar" for thread in threading.enumerate())
 
 
 def test_compared_precisions_exist():

@@ -1,7 +1,12 @@
+import contextlib
 import functools
 import json
+import pathlib
 import re
+import signal
+import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +15,7 @@ from click.testing import CliRunner
 from numdiff.benchmark.profile import profile_step
 from numdiff.benchmark.rooflines import draw_kernels
 from numdiff.errors import NumdiffError
+from numdiff.training import kinds
 from numdiff_cli.bench.sample import sample_comparison
 from numdiff_cli.bench.step import price
 from numdiff_cli.bench.versus import torch_pairs
@@ -28,6 +34,61 @@ def run(*arguments):
 def test_help(command):
     result = run(*command.split(), "--help")
     assert result.exit_code == 0 and max(map(len, result.output.splitlines())) <= 120, result.output
+
+
+@pytest.mark.parametrize("command", ["bench step", "bench sample", "bench ladder", "profile"])
+@pytest.mark.parametrize("kind", kinds.KINDS.values(), ids=kinds.names())
+def test_what_measures_a_model_has_the_models_options(command, kind):
+    """…as `train` has them, so that one's own model can be measured."""
+    def options(*path):
+        found = functools.reduce(lambda at, name: at.get_command(None, name), path, main)
+        assert len({name for p in found.params for name in p.opts}) == sum(len(p.opts) for p in found.params)
+        return {parameter.name: parameter for parameter in found.params}
+
+    train, measured = options("train", kind.name), options(*command.split(), kind.name)
+    wanted = {name for name, line in kind.table.items() if name in kind.own or "model" in line.readers}
+    assert wanted <= measured.keys() and {"class_cond", "learn_sigma"} <= measured.keys()
+    assert all(measured[name].opts == train[name].opts for name in wanted)
+
+
+def test_bench_step_of_ones_own_model():
+    model = ("--size 8 --model-channels 64 --channel-mult 1,1 --num-res-blocks 1 --attention-resolutions none "
+             "--num-head-channels 16 --class-cond --device cpu --batch 1").split()
+    counts = [re.search(r"([\d,]+)(?= parameters)|(?<=parameters   )[\d,]+", run(*command, *model).output)[0]
+              for command in (["bench", "step", "unet", "--steps", 1, "--warmup", 0],
+                              ["train", "unet", "--dry-run", "--preset", "tiny", "--classes", "all"])]
+    assert counts[0] == counts[1]
+
+
+STUCK = """
+import signal, subprocess, sys, time
+from numdiff_cli.bench import versus
+from numdiff_cli.main import ended_in_order
+versus.GRACE_S = 0.1
+with ended_in_order(), versus.ended_promptly():
+    child = subprocess.Popen(["sleep", "60"])
+    left = [child.pid]
+    while True:
+        try:
+            while left:
+                print(left.pop(), flush=True)
+            time.sleep(60)
+        except BaseException:
+            pass
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_measurement_whose_compiler_swallows_it(number):
+    """…and the processes that the compiler has started."""
+    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and said == f"\nError: ended by {number.name}.\n"
+    with contextlib.suppress(OSError):  # it has ended, or nobody has waited for it yet
+        while pathlib.Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
+            time.sleep(0.01)
 
 
 def test_bench_kernels():
@@ -104,6 +165,7 @@ def test_table_of_samples():
     ("bench sample unet --class-cond --cfg-scale 4", 2, "it was trained without class dropout"),
     ("bench sample unet --preset unet64 --sample-steps 2000", 2, "sampling steps must be between 1 and the 1000 steps"),
     ("bench sample dit --precision fp16", 2, "--precision fp16"),
+    ("bench sample dit --batches 4294967296", 2, "4294967296 is not in the range 1<=x<=100000"),
     ("bench kernels conv3d", 2, "no operation 'conv3d'"),
     ("bench kernels --of unet --model DiT-S/2", 2, "belongs to the model dit"),
     ("bench tune", 1, "tile sizes are measured on a GPU, and --device is not cuda"),

@@ -53,7 +53,8 @@ def test_sizes_without_data():
     (("--capability", "9.0", "--device", "cpu"), "--device cpu runs no compiled kernels: leave it out, to compile"),
     (("--capability", "9"), "--capability 9 is not a compute capability; give one such as 9.0"),
     (("--capability", "6.1"), "--capability 6.1: no such card is known; use one of 7.5, 8.0, "),
-    (("--capability", "9.0", "--batch", "33", "--ranks", "2"), "--batch 33 cannot be shared evenly by 2 ranks")])
+    (("--capability", "9.0", "--batch", "33", "--ranks", "2"), "--batch 33, which 2 ranks cannot share "
+     "evenly: start 1 rank, or use --batch 32 or 34")])
 def test_what_cannot_be(arguments, sentence, monkeypatch):
     monkeypatch.setattr("numdiff.training.plan.why_no_gpu", lambda: "no NVIDIA driver was found")
     result = run("unet", *arguments)

@@ -153,6 +153,9 @@ def test_help_loads_nothing_heavy():
      "model.\n"),
     (PermissionError(errno.EACCES, "Permission denied", "a.png"), 1,
      "Error: a.png: Permission denied; check the path and its permissions.\n"),
+    *((error, 1, "Error: this system allows this user no further threads or processes: raise the limit (ulimit -u), or "
+                 "end other programs.\n") for error in (
+        RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))),
 ])
 def test_errors_become_one_sentence(monkeypatch, error, exit_code, output):
     @click.command()
@@ -471,7 +474,7 @@ def test_train_resume_sample(tmp_path, monkeypatch):
     assert {"options.json", "stats.jsonl", "loss.png", checkpoint_name(1)} <= {p.name for p in run_dir.iterdir()}
 
     assert "--batch 4 does not fit the run" in run("train", "unet", "--resume", "--batch", 4).output
-    assert "go on with numdiff train unet --resume runs/00000-unet-tiny" in run("train", "dit", "--resume").output
+    assert "go on with: numdiff train unet --resume runs/00000-unet-tiny" in run("train", "dit", "--resume").output
     assert "--init-weights and --resume exclude each other" in run(
         "train", "unet", "--resume", "--init-weights", "ema").output
     options = (run_dir / "options.json").read_text()

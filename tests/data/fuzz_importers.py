@@ -67,12 +67,13 @@ def pictures():
         "bits.tif": _saved(rgb.convert("1"), "TIFF", compression="group4"), "a.ico": _saved(clear, "ICO"),
         "icc.tif": _saved(rgb, "TIFF", icc_profile=icc(ADOBE)), "icc.jpg": _saved(rgb, "JPEG", icc_profile=icc(ADOBE)),
         "icc.png": _saved(grey, "PNG", icc_profile=icc(space=b"GRAY")),
+        "inks.tif": _saved(rgb.convert("CMYK"), "TIFF", icc_profile=icc(space=b"CMYK", kind=b"prtr")),
         "colour16.tif": tiff(rng.integers(0, 65536, (24, 24, 3), np.uint16)),
         "colour16.png": png(rng.integers(0, 65536, (24, 24, 4), np.uint16)),
         "bmp.ico": _saved(clear, "ICO", bitmap_format="bmp"), "a.pgm": b"P2 4 4 255\n" + b"1 2 3 4\n" * 4}
     for module, name, form in (("webp", "a.webp", "WEBP"), ("jpg_2000", "a.jp2", "JPEG2000"),
                                ("avif", "a.avif", "AVIF")):
-        if features.check(module):
+        if module in features.get_supported():
             found[name] = _saved(clear if form == "WEBP" else rgb, form)
     return found
 

@@ -1,5 +1,6 @@
 """Sources of images for the tests of importers, put together byte by byte or by the standard library."""
 import io
+import itertools
 import struct
 import zipfile
 import zlib
@@ -81,14 +82,20 @@ ADOBE = np.array([[0.6097559, 0.2052401, 0.1492240], [0.3111242, 0.6256560, 0.06
 
 
 def icc(matrix=None, gamma=2.2, space=b"RGB ", kind=b"mntr"):
-    """An ICC profile of version 2: a matrix (3, 3) and one exponent, or of grey an exponent."""
+    """An ICC profile of version 2: a matrix (3, 3) and one exponent, of grey an exponent, or of CMYK a table of two
+    nodes a colour, whose lightness falls with the product of what each leaves."""
     def xyz(values):
         return b"XYZ \0\0\0\0" + struct.pack(">3i", *(round(65536 * v) for v in values))
 
     curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, round(256 * gamma)) + b"\0\0"
     tags = [(b"desc", b"desc\0\0\0\0" + struct.pack(">I", 2) + b"a\0" + bytes(78)),
             (b"cprt", b"text\0\0\0\0none\0"), (b"wtpt", xyz((0.9642, 1, 0.8249)))]
-    if matrix is None:
+    if space == b"CMYK" and matrix is None:
+        nodes = bytes(value for node in itertools.product((0, 1), repeat=4)
+                      for value in (255 * (not any(node)), 128, 128))
+        tags.append((b"A2B0", b"mft1\0\0\0\0\4\3\2\0" + struct.pack(">9i", *(65536 * (i % 4 == 0) for i in range(9)))
+                     + bytes(range(256)) * 4 + nodes + bytes(range(256)) * 3))
+    elif matrix is None:
         tags.append((b"kTRC", curve))
     else:
         tags += [(name, xyz(column)) for name, column in zip((b"rXYZ", b"gXYZ", b"bXYZ"), matrix.T, strict=True)]
@@ -98,6 +105,7 @@ def icc(matrix=None, gamma=2.2, space=b"RGB ", kind=b"mntr"):
         data += bytes(-len(data) % 4)
         table += name + struct.pack(">II", position + len(body), len(data))
         body += data
-    header = struct.pack(">I4sI4s4s4s12x4s", 132 + len(table) - 4 + len(body), b"lcms", 0x02100000, kind, space,
-                         b"XYZ ", b"acsp") + bytes(28) + struct.pack(">3i", 63190, 65536, 54061)
+    between = b"Lab " if space == b"CMYK" else b"XYZ "
+    header = struct.pack(">I4sI4s4s4s12x4s28x3i", 128 + len(table) + len(body), b"lcms", 0x02100000, kind, space,
+                         between, b"acsp", 63190, 65536, 54061)
     return header.ljust(128, b"\0") + table + body

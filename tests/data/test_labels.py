@@ -9,8 +9,10 @@ import pytest
 
 from numdiff.data import folders, open_dataset
 from numdiff.data.importers import import_dataset
+from numdiff.data.importers import labels as labels_module
+from numdiff.data.importers import tree as tree_module
 from numdiff.data.importers.tree import Zip
-from numdiff.errors import UsageError
+from numdiff.errors import NumdiffError, UsageError
 from tests.data.sources import colours, contents, fill, png, zipped
 
 COMPOSED, DECOMPOSED = "caf\u00e9", unicodedata.normalize("NFD", "caf\u00e9")
@@ -334,14 +336,22 @@ def test_links_to_one_folder(tmp_path, out):
     assert ("2 links were left out, as the folder that it leads to is read already (c/deep/back is the folder itself, "
             "c/more is c/deep).") in report.notes
     os.symlink("a", source / "b")
-    with pytest.raises(UsageError, match="class folder b in .* is a link to a, whose images would then be of two"):
+    with pytest.raises(UsageError, match="b in .* is a link to a, whose images would then be of two classes, b and a"):
         import_dataset(source, out, force=True)
+    for name, target in (("b", "c/deep"), ("0", "c/deep"), ("a/more", "../c/deep")):  # part of a class in another one
+        os.remove(source / "b") if os.path.lexists(source / "b") else None
+        os.symlink(target, source / name)
+        with pytest.raises(UsageError, match="is a link to .*two classes"):
+            import_dataset(source, out, force=True)
+        os.remove(source / name)
+    os.symlink(".", source / "b")
+    assert labels_of(out)[1] == ["a", "c"] and import_dataset(source, out, force=True).shape[0] == 3
     elsewhere = fill(tmp_path / "elsewhere", {"1.png": PICTURE})
     linked = tmp_path / "linked"
     linked.mkdir()
     for name in ("x", "y"):
         os.symlink(elsewhere, linked / name)
-    with pytest.raises(UsageError, match="class folder y in .* is a link to x"):
+    with pytest.raises(UsageError, match="y in .* is a link to x"):
         import_dataset(linked, out, force=True)
     assert import_dataset(linked, out, labels="none", force=True).shape[0] == 1
 
@@ -412,5 +422,36 @@ def test_labels_that_are_no_file(tmp_path, out, name):
         os.symlink("/dev/zero", path)
     else:
         path.mkdir()
-    with pytest.raises(Exception, match="it is a (FIFO|folder|device)"):
+    with pytest.raises(NumdiffError, match="cannot be read .it is a (FIFO|folder|device)"):
         import_dataset(source, out, labels=path)
+    if not path.is_dir():  # a folder among the images is a folder
+        path.rename(source / f"labels{path.suffix}")
+        with pytest.raises(NumdiffError, match="'labels.* cannot be read .it is a (FIFO|device)"):
+            import_dataset(source, out)
+
+
+def test_training_names_the_command_that_has_the_options(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(UsageError, match="or add --labels none .options of `numdiff data import .*/s OUT.h5`"):
+        open_dataset(fill(tmp_path / "s", {"a/1.png": PICTURE, "c/2.png": PICTURE, "3.png": PICTURE}))
+    open_dataset(fill(tmp_path / "t", {"train/1.png": PICTURE, "val/2.png": PICTURE})).close()
+    assert "add --labels none (options of `numdiff data import" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name, line, message", [
+    ("labels.csv", b"9.png,a\n", "more than 18 lines for 4 images"), ("labels.csv", b"\n", "more than 18 lines"),
+    ("labels.jsonl", b'{"file": "9.png", "label": 1}\n', "more than 10 lines"), ("labels.jsonl", b"{}\r", "10 lines"),
+    ("labels.json", b"[", "more than 10 values"), ("labels.json", b"{}, ", "more than 10 values")])
+def test_labels_files_without_end(packed, out, monkeypatch, name, line, message):
+    """64 MB of them are 64 kB in a zip, and would take a minute or gigabytes."""
+    monkeypatch.setattr(labels_module, "MAXIMUM_LINES", 10)
+    monkeypatch.setattr(labels_module, "MAXIMUM_VALUES", 10)
+    with pytest.raises(UsageError, match=message):
+        imported(packed, out, {**pictures(4), name: line * 50})
+
+
+def test_metadata_files_are_small_together(packed, out, monkeypatch):
+    monkeypatch.setattr(tree_module, "MAXIMUM_LABELS_BYTES", 40)
+    files = {f"{i}/1.png": PICTURE for i in range(3)}
+    with pytest.raises(UsageError, match="have 72 bytes, more than the 40 that are read"):
+        imported(packed, out, {**files, **{f"{i}/metadata.csv": b"file_name,label\n1.png,a\n" for i in range(3)}})

@@ -19,6 +19,7 @@ def double(x):
 def root(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
+    monkeypatch.setattr(loop_cache, "PACKAGES", (__name__,))
     return tmp_path / "cache"
 
 
@@ -76,3 +77,8 @@ def test_a_folder_that_cannot_be_used(root, tmp_path, monkeypatch, broken):
         monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(tmp_path / "full"))
         monkeypatch.setattr(loop_cache, "write_own", full)
     assert [hits(), hits()] == [0, 0]
+
+
+def test_functions_of_others_are_not_kept(root, monkeypatch):
+    monkeypatch.setattr(loop_cache, "PACKAGES", ("numdiff.",))
+    assert [hits(), hits()] == [0, 0] and files(root) == []

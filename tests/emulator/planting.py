@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from numdiff.emulator import Emulator, KernelFault
+from numdiff.kernels.operation import OPERATIONS
 
 
 def run(kernel, grid, block, *arguments, shared=0, cluster=1, **options):
@@ -67,7 +68,14 @@ class Copies:
         path.write_text(source)
         spec = importlib.util.spec_from_file_location(f"{original.__package__}.planted", path)
         copy = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(copy)
+        known = dict(OPERATIONS)
+        for operation in [o for o, record in OPERATIONS.items() if record.module == name]:
+            del OPERATIONS[operation]  # the copy declares it again
+        try:
+            spec.loader.exec_module(copy)
+        finally:
+            OPERATIONS.clear()
+            OPERATIONS.update(known)
         self._replace({id(old): new for old, new in self._kernels(original, copy) if old.py_func.__module__ == name})
         return str(path), source.splitlines()
 

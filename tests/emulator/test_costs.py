@@ -17,6 +17,8 @@ from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import (
     add_forward,
     add_forward_cost,
+    cast_forward,
+    cast_forward_cost,
     gelu_backward,
     gelu_backward_cost,
     gelu_forward,
@@ -75,6 +77,9 @@ def test_elementwise_costs(version):
 
     t = Counted(lambda u: gelu_forward(u(n), version=version)).total
     assert (t.distinct_bytes, t.total_flops + t.special) == gelu_forward_cost(n)
+
+    t = Counted(lambda u: cast_forward(u(n), float32, version=version)).total
+    assert (t.distinct_bytes, t.total_flops) == cast_forward_cost(n)
 
     t = Counted(lambda u: gelu_backward(u(n), u(n), version=version)).total
     moved, flops = gelu_backward_cost(n)

@@ -3,7 +3,7 @@ import enum
 
 import numpy as np
 import pytest
-from numba import cuda, float32, float64, int8, int32, int64, types
+from numba import cuda, float32, float64, int8, int32, int64, types, uint32
 from numba.cuda.extending import overload
 
 from numdiff import emulator
@@ -89,6 +89,21 @@ def test_the_shape_of_an_array_is_an_argument():
     for launch in (Emulator().launch, count):
         launch(cuda.jit(kernel), 1, 8, x, y, z)
         assert y.tolist() == (2 * x.reshape(4, 2)[:, ::-1].reshape(-1)).tolist() and z[0] == 1
+
+
+@cuda.jit(device=True)
+def of_type(kind, x):
+    tile = cuda.shared.array(1, kind)
+    tile[0] = x
+    return tile[0]
+
+
+def test_a_type_is_an_argument():
+    def kernel(y):
+        y[0], y[1] = of_type(float32, 0.1), of_type(np.int32, 2.9)
+    y = np.zeros(2)
+    Emulator(float64=True).launch(cuda.jit(kernel), 1, 1, y)
+    assert y.tolist() == [np.float32(0.1), 2]
 
 
 def computed(x, y):
@@ -199,6 +214,19 @@ def test_of_several_signatures_the_best_one():
             ambiguous[1, 1](0.1, 0.1, x)
 
 
+def test_integers_with_and_without_signs_under_one_signature():
+    """Numba hands the bits to the kernel that it has compiled."""
+    with emulator.device():
+        @cuda.jit("void(int32[:])")
+        def halve(x):
+            x[0] >>= 1
+        x = np.array([0xFFFFFFFE], np.uint32)
+        halve[1, 1](x)
+        assert x[0] == 0xFFFFFFFF
+        with pytest.raises(emulator.LaunchRefused, match="its signature has"):
+            halve[1, 1](np.zeros(1, np.int64))
+
+
 def test_device_functions_keep_to_their_signatures():
     with emulator.device() as gpu:
         @cuda.jit("float32(float32, int32)", device=True)
@@ -292,3 +320,27 @@ def test_overloads_by_type():
 
     with pytest.raises(Unsupported, match=r"no overload of stub takes \(array\(float64, 1d, C\)\)"):
         Emulator().launch(cuda.jit(wrong), 1, 1, y)
+
+
+@cuda.jit(device=True)
+def largest_of_four(value):
+    found = cuda.shared.array(4, uint32)
+    found[cuda.threadIdx.x] = value
+    cuda.syncthreads()
+    return max(found[0], found[1], found[2], found[3])
+
+
+@cuda.jit
+def largest_of_some(x, y):
+    """Threads without an element give a constant, the others a computed number: one type when compiled."""
+    most = uint32(0)
+    for i in range(cuda.threadIdx.x, x.size, 4):
+        most = x[i] & uint32(0x7FFFFFFF)
+    y[cuda.threadIdx.x] = largest_of_four(most)
+
+
+def test_a_shared_array_is_one_whatever_type_a_thread_holds_a_number_in():
+    y = np.zeros(4, np.uint32)
+    with emulator.device():
+        largest_of_some[1, 4](np.array([7, 5], np.uint32), y)
+    assert (y == 7).all()

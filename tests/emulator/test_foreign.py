@@ -730,7 +730,7 @@ def test_what_numba_does_not_compile_is_refused_by_name_and_line(gpu, kernel, mo
 
 @cuda.jit
 def sums_an_array(x):
-    x[0] = x.sum()  # method
+    x[0] = x.cumsum()[1]  # method
 
 
 @cuda.jit
@@ -744,7 +744,7 @@ def launches_a_kernel(x):
 
 
 @pytest.mark.parametrize("kernel, text, mark", [
-    (sums_an_array, "does not know .sum of arrays", "method"),
+    (sums_an_array, "does not know .cumsum of arrays", "method"),
     (adds_to_an_array, "does not know arithmetic on whole arrays", "whole array"),
     (launches_a_kernel, "does not know kernels that launch kernels", "launch")])
 def test_what_python_would_name_by_the_emulators_classes_is_named_by_the_users(kernel, text, mark):
@@ -778,15 +778,11 @@ def test_launches_that_numba_refuses(gpu, launch, text):
 
 
 def test_host_functions_that_need_a_gpu_are_refused_by_name(gpu):
-    with pytest.raises(Unsupported, match="cuda.current_context"):
-        cuda.current_context()
+    with pytest.raises(Unsupported, match="cuda.external_stream"):
+        cuda.external_stream(1)
     with pytest.raises(Unsupported, match="get_current_device().PCI_BUS_ID".replace("()", r"\(\)")):
         cuda.get_current_device().PCI_BUS_ID  # noqa: B018
     assert cuda.get_current_device().compute_capability == (9, 0)
-    with pytest.raises(Unsupported, match="vectorize"):
-        numba.vectorize(["float32(float32)"], target="cuda")(lambda x: x)
-    with pytest.raises(Unsupported, match="guvectorize"):
-        numba.guvectorize(["void(float32[:], float32[:])"], "(n)->(n)", target="cuda")(lambda x, y: None)
 
 
 # puzzles --------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+import numdiff
 from numdiff.data.dataset import Dataset, default_path
 from numdiff.errors import UsageError
 from numdiff.evaluation.quality import (
@@ -105,6 +106,14 @@ def test_what_is_printed():
     assert list(conclusion(record)) == ["target 0.3: not reached in 8 steps; the best was 0.200 after 8",
                                         "target 0.1: not reached in 8 steps; the best was 0.200 after 8",
                                         "the best had a recall of 0.49, and below 0.5 nothing counts"]
+
+
+def test_no_repository_above_numdiff_is_asked(tmp_path, monkeypatch):
+    """…which may name programs that git runs: numdiff may be installed within a folder that was downloaded."""
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr("numdiff.evaluation.quality.__file__", str(tmp_path / "env" / "numdiff" / "data" / "q.py"))
+    monkeypatch.setattr("numdiff.evaluation.quality.subprocess.run", None)
+    assert revision() == numdiff.__version__
 
 
 def test_each_class_is_drawn_as_often_as_the_data_have_it():

@@ -14,7 +14,7 @@ from tests.data.fuzz import run_apart
 
 @needs("posix")
 @pytest.mark.parametrize("kind, start, count", [("fields", 0, 25), ("model_fields", 0, 6),
-                                                *exhaustively(("fields", 1000, 3000), ("model_fields", 1000, 500))])
+                                                *exhaustively(("fields", 1000, 1500), ("model_fields", 1000, 300))])
 def test_changed_fields_are_read_or_refused_in_one_sentence(kind, start, count):
     from tests.hdf5 import fuzz  # noqa: F401 - it adds its kinds
     assert run_apart(kind, range(start, start + count)) == []

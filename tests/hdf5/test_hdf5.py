@@ -184,6 +184,14 @@ def large_label(folder, file):
     file["images"], file["labels"] = np.zeros((4, 8, 8, 3), np.uint8), np.array([0, 1, 2, 1 << 40])
 
 
+def label_bomb(folder, file):
+    """Labels of which all chunks are packed to nearly nothing."""
+    count = (256 << 20) // 8 + 1_000_000
+    file.create_dataset("images", data=np.zeros((count, 1, 1, 1), np.uint8), chunks=(1 << 20, 1, 1, 1),
+                        compression="gzip")
+    file.create_dataset("labels", data=np.zeros(count, np.int64), chunks=(1 << 20,), compression="gzip")
+
+
 def label_links(folder, file):
     file["images"], file["labels"] = np.zeros((4, 8, 8, 3), np.uint8), h5py.ExternalLink("fifo", "labels")
 

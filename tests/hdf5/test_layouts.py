@@ -101,6 +101,8 @@ def test_numbers_of_every_kind(tmp_path):
         file["true"], file["pair"], file["complex"] = np.array([True]), np.zeros(2, "i4,f4"), np.zeros(2, "c8")
         file.create_dataset("list", (2,), h5py.vlen_dtype("i4"))
         file.attrs["empty"] = h5py.Empty("S1")
+        file["type"] = np.dtype("<f4")
+        file.create_dataset("of the type", data=[1, 2], dtype=file["type"])
     for version in (*LATEST, *OLD):
         with written(tmp_path / "a.h5", version, make) as file:
             for i, kind in enumerate(kinds):
@@ -108,6 +110,7 @@ def test_numbers_of_every_kind(tmp_path):
                 assert found.dtype == kind.newbyteorder("=") and found.all().tolist() == [0, 1, 2]
                 if kind.kind != "f":
                     assert file.strings(f"{i}") == ["0", "1", "2"]
+            assert file.array("of the type").all().tolist() == [1, 2]
             assert file.array("nothing").shape == (0,) and file.strings("empty") == []
             for name in ("true", "pair", "complex", "list"):
                 with pytest.raises(Refused, match=f"`{name}`"):

@@ -9,7 +9,7 @@ as a trained model's are, and so some lists longer.
 Forward, and forward with backward, captured once and replayed; the ways take turns, as in benchmark_flash_attention.py,
 whose clock this is. "x" is flash attention's time over that of sparse-linear attention. "error" is the larger of y's
 and dqkv's against float64 in the 2-norm, on one head of 1,024 tokens. Without a GPU it prints the forecast that
-numdiff/kernels/NOTES.md explains.
+docs/log/kernels.md explains.
 """
 import argparse
 import functools

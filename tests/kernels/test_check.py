@@ -79,7 +79,6 @@ REPEATED = re.compile("|".join((
     r"matmul_fp8_gradient: e4m3, tile 64 v.*",  # so has another
     r"matmul_level: (128 × 256 × 64 v.|256 × 512 × 128 v4)",  # test_levels.py has one tile; v5 has two a block
     r"conv2d_level: (1×32.* v1|2×16.* v2)",
-    r"peer_reduce_pieces: [24-7] ranks v.*",  # more terms of a sum than one rank, fewer than eight
     r"linear_backward: .*float16.*",  # matmul/test_half.py
     # the tiles with other taps, with statistics or forward
     r"conv2d: float16, tile \((64, .|96, .|128, 1)\), 1 × 1.*", r"conv2d: float16, tile \((64|96), 1\), 3 × 3, 3.*",
@@ -100,19 +99,7 @@ REPEATED = re.compile("|".join((
     r"depthwise_weight_gradient: 7×7 float16, (9 wide|two tiles) v3", r"depthwise_input_gradient: 7×7 .*two tiles v3",
     r"depthwise(_(input|weight)_gradient)?: (?!3×3 float16, five tiles|7×7 float16, 3 rows).* v4",
     r"depthwise_input_gradient: .*3 rows v4", r"depthwise(_input_gradient)?: .*five tiles v4",  # a residual's has both
-    r"depthwise_layernorm: .* (136|264|392) channels v.*",  # as 72, with more of what a lane has
-    r"groupnorm_backward: .*4 blocks a cluster v3",  # test_groupnorm.py has two
-    r"groupnorm_backward: float16, 1 times sixteen channels v3",  # bfloat16 has it
-    r"groupnorm(_backward)?: silu v1",  # test_groupnorm.py
-    r"gate_adaln(_backward)?: .*to e4m3, .* v2",  # transformer/test_gate_adaln.py
-    # of the norms' sizes the smallest and the largest, of LayerNorm one between them, too;
-    # transformer/test_gate_adaln.py has each norm
-    r"gate_adaln(_backward)?: (?!layer unshifted, no gate, 1032 |rms weighted, 1032 )(layer|rms)\b.*\d{3} channels v2",
-    r"adaln(_backward)?: (layer weighted|layer unshifted|rms|rms unshifted|rms weighted) v1",
-    r"adaln(_backward)?: (layer weighted|rms|rms unshifted) v2",  # test_adaln.py has each norm
-    r"gate_adaln(_backward)?: (no gate, )?(520|776) channels v2",  # more turns than 264, fewer than 1032
-    r"qk_norm_rope(_backward)?: 2 heads of 8, in place v2",  # test_qk_norm_rope.py
-    r"qk_norm_rope(_backward)?: (4 heads of 72|5 heads of 64), in place, bfloat16 v2")))
+    r"depthwise_layernorm: .* (136|264|392) channels v.*")))  # as 72, with more of what a lane has
 
 
 # …but those of them that alone reach some statement of a kernel's text, the branch of a constant: a head size that is

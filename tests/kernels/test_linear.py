@@ -6,7 +6,8 @@ from numdiff.kernels.elementwise import gelu_backward, gelu_forward
 from numdiff.kernels.matmul import choice
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 from numdiff.nn import functional as F
-from numdiff.nn.tensor import Parameter, Tape, Tensor
+from numdiff.nn.parameter import Parameter
+from numdiff.nn.tensor import Tape, Tensor
 from tests.conftest import numerical_gradient, relative_error, shapes, where
 
 # (leading axes of x), N, K

@@ -102,15 +102,18 @@ def test_what_is_supported(device, monkeypatch):
     assert not L.linear_gradients_supports(zeros((8, 384), np.float32, backend), BLOCK_OF_A_DIT)
     assert not L.linear_gradients_supports(np.zeros((8, 384), np.float16), BLOCK_OF_A_DIT)
     with at_most({"matmul": "mma"}):
+        assert L.linear_gradients_supports(x, BLOCK_OF_A_DIT)
+    with at_most({"matmul": "tiled"}):
         assert not L.linear_gradients_supports(x, BLOCK_OF_A_DIT)
     monkeypatch.setattr(L, "GAIN", 0)
     assert not L.linear_gradients_supports(x, BLOCK_OF_A_DIT)
 
 
 def test_layers_that_fill_a_gpu_by_themselves_stay_apart():
-    assert L.gains(BLOCK_OF_A_DIT, 16384, MULTIPROCESSORS)
     full = (1536, 256 * 11)  # 12 · 11 tiles
-    assert not L.gains((full, full), 16384, MULTIPROCESSORS)
+    for rung in (5, 6):
+        assert L.gains(rung, BLOCK_OF_A_DIT, 16384, MULTIPROCESSORS)
+        assert not L.gains(rung, (full, full), 16384, MULTIPROCESSORS)
 
 
 def test_against_single_layers(rng):

@@ -7,12 +7,12 @@ import functools
 import numpy as np
 import pytest
 
-from numdiff.device import empty
+from numdiff.device import download, empty
 from numdiff.device.planned import CARDS, Planned
 from numdiff.device.requires import requires
 from numdiff.kernels import elementwise, softmax
 from numdiff.kernels.check.records import cases_of
-from numdiff.kernels.check.run import Arrays
+from numdiff.kernels.check.run import Arrays, relative_error
 from numdiff.kernels.operation import OPERATIONS, Operation, Version, load_all, operation
 from numdiff.kernels.problem import Problem, single
 from tests.conftest import where
@@ -31,7 +31,9 @@ def test_problem(engine, case, version):
     wanted = case.run(Arrays({name: array.astype(np.float64) if array.dtype.kind == "f" or array.dtype.name ==
                               "bfloat16" else array.copy() for name, array in made.items()}), None)
     for got, same, want in zip(results, again, wanted, strict=True):
-        engine.check(got, want, case.tolerance)
+        assert tuple(got.shape) == tuple(want.shape)
+        if engine.computes:
+            assert relative_error(download(got), want) <= case.tolerance
         engine.check_equal(got, same)
 
 

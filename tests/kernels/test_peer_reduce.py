@@ -5,7 +5,7 @@ import pytest
 from numdiff.device import download, with_dtype
 from numdiff.kernels import peer_reduce as P
 from numdiff.kernels.quantise import rounding as Q
-from tests.conftest import on, shapes, versions, where
+from tests.conftest import on, shapes, where
 
 SHAPES = shapes(minimal=(1,), odd=(37,), not_aligned=(1030,), fewer_than_ranks=(4,), large=(1 << 18,))
 RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
@@ -13,15 +13,13 @@ RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 
 @RANKS
 @SHAPES
-@versions(1, 2)
-@where(lambda version, ranks, shape: version != 2 or ranks in (2, 4, 8) and shape[0] % 4 == 0)
-def test_sum_over_ranks(engine, rng, shape, ranks, version):
+def test_sum_over_ranks(engine, rng, shape, ranks):
     x = rng.standard_normal((ranks, *shape)).astype(np.float32)
     buffers = [engine(row) for row in x]
     for rank in range(ranks):
-        P.peer_reduce_scatter(buffers, rank, version=version)
+        P.peer_reduce_scatter(buffers, rank)
     for rank in range(ranks):
-        P.peer_all_gather(buffers, rank, version=version)
+        P.peer_all_gather(buffers, rank)
     expected = x[0]
     for row in x[1:]:
         expected = expected + row  # in rank order, in float32: the bits are part of the contract
@@ -31,16 +29,14 @@ def test_sum_over_ranks(engine, rng, shape, ranks, version):
 
 
 @RANKS
-@versions(1, 2)
-@where(lambda version, ranks: version != 2 or ranks in (2, 4, 8))
-def test_sum_in_parts_of_any_size(engine, rng, ranks, version):
+def test_sum_in_parts_of_any_size(engine, rng, ranks):
     edges = [0, *(4 * rank * rank for rank in range(1, ranks)), 256]
     x = rng.standard_normal((ranks, 256)).astype(np.float32)
     buffers = [engine(row) for row in x]
     for rank in range(ranks):
-        P.peer_reduce_scatter(buffers, rank, version=version, bounds=edges)
+        P.peer_reduce_scatter(buffers, rank, bounds=edges)
     for rank in range(ranks):
-        P.peer_all_gather(buffers, rank, version=version, bounds=edges)
+        P.peer_all_gather(buffers, rank, bounds=edges)
     for buffer in buffers:
         engine.check_equal(buffer, engine(sum(x[1:], x[0])))
 

@@ -12,7 +12,7 @@ from numdiff.kernels.matmul import launcher
 from numdiff.kernels.second_pass import Sum, add_parts, bits_of, collected, joined, may_wait, settle, settle_for
 from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
-from numdiff.nn.tensor import Parameter
+from numdiff.nn.parameter import Parameter
 from tests.conftest import exhaustive, on, shapes
 
 SHAPES = shapes(minimal=(1, 4), few_parts=(3, 1100), many_parts=(70, 12), large=(9, 70_000))

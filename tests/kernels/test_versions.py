@@ -97,7 +97,7 @@ def test_every_place_of_the_argument():
     with pytest.raises(ValueError, match="version 'narrow' of conv2d is for float16"):
         conv2d.conv2d_forward(image, weight, None, 1, "narrow")
     x = upload(x, device)
-    assert (download(sampler.combine((0.5, x), (0.5, x), version="vectorised")) == 1).all()
+    assert (download(sampler.weighted_sum([0.5, 0.5], x, x, version="vectorised")) == 1).all()
 
 
 def test_ceilings():

@@ -10,7 +10,7 @@ import pytest
 from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
 from numdiff.nn.functional.arguments import checked
-from numdiff.nn.tensor import Parameter
+from numdiff.nn.parameter import Parameter
 
 ARRAY, TENSOR, PARAMETER = np.zeros((2, 4), np.float32), Tensor(np.zeros((2, 4), np.float32)), Parameter((2, 4), None)
 

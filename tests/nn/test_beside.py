@@ -13,7 +13,8 @@ from numdiff.nn import Muon, UNet, loans, optimizer
 from numdiff.nn import functional as F
 from numdiff.nn.layers import Linear
 from numdiff.nn.module import FlatParameters, Numbered
-from numdiff.nn.tensor import Parameter, Tape, Tensor
+from numdiff.nn.parameter import Parameter
+from numdiff.nn.tensor import Tape, Tensor
 from tests.arenas import ArenaEmulator, LateEmulator
 from tests.conftest import exhaustive
 

@@ -6,8 +6,9 @@ import pytest
 from numdiff import kernels as K
 from numdiff.errors import UsageError
 from numdiff.nn import functional as F
+from numdiff.nn.parameter import Parameter
 from numdiff.nn.rotary import rotation_table
-from numdiff.nn.tensor import Parameter, Tape, Tensor
+from numdiff.nn.tensor import Tape, Tensor
 from tests.conftest import numerical_gradient, relative_error
 
 

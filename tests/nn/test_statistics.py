@@ -9,7 +9,7 @@ from numdiff.device import download, upload
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
-from numdiff.nn.tensor import Parameter
+from numdiff.nn.parameter import Parameter
 from tests.conftest import exhaustive
 
 CHANNELS, GROUPS = 8, 4

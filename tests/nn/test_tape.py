@@ -8,11 +8,12 @@ from numdiff import kernels as K
 from numdiff.device import download, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.kernels import depthwise
-from numdiff.nn import Tape, Tensor, UNet, tensor
+from numdiff.nn import Tape, Tensor, UNet, slots
 from numdiff.nn import functional as F
 from numdiff.nn.layers import DepthwiseConv2d, LayerNorm, LayerScale, Linear
 from numdiff.nn.module import FlatParameters, Module
-from numdiff.nn.tensor import Parameter, check_finite
+from numdiff.nn.parameter import Parameter
+from numdiff.nn.recording import check_finite
 from tests.conftest import exhaustive, numerical_gradient, on, relative_error
 
 
@@ -35,7 +36,7 @@ def test_gradient_of_a_shared_input_is_the_sum(engine, rng):
 def test_what_others_gave_is_added_where_the_kernel_can(engine, rng, monkeypatch):
     """A skip of a UNet: three gradients of one array, and no kernel that only adds, whatever is done with it next."""
     added = []
-    monkeypatch.setattr(tensor, "add_forward", lambda a, b: added.append(a.shape) or K.add_forward(a, b))
+    monkeypatch.setattr(slots, "add_forward", lambda a, b: added.append(a.shape) or K.add_forward(a, b))
     x, weight, bias, dy = (rng.standard_normal(s) for s in ((2, 4, 4, 8), (8,), (8,), (2, 4, 4, 8)))
 
     def parameter(data):
@@ -64,7 +65,7 @@ def test_what_others_gave_is_added_where_the_kernel_can(engine, rng, monkeypatch
 
 
 def test_an_average_adds_what_others_gave(engine, rng, monkeypatch):
-    monkeypatch.setattr(tensor, "add_forward", None)
+    monkeypatch.setattr(slots, "add_forward", None)
     x, other, dy = (rng.standard_normal((2, n, n, 8)) for n in (4, 4, 2))
     leaf = Tensor(engine(x), requires_grad=True)
     with Tape() as tape:

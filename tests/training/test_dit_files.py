@@ -96,6 +96,25 @@ def test_folder_of_diffusers(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_one_file_of_a_diffusers_folder_asks_for_the_folder(tmp_path):
+    """…whichever file, under whatever name, to whoever reads it."""
+    _, state = stored_state("latents")
+    folder = tmp_path / "pipeline" / "transformer"
+    convert(write_npz(tmp_path / "w.npz", state), folder, image_size=8, num_heads=3)
+    (folder.parent / "model_index.json").write_text("{}")
+    (folder / "other.safetensors").write_bytes((folder / WEIGHTS).read_bytes())
+    (folder / (WEIGHTS + ".index.json")).write_text("{}")
+    for path in (folder / WEIGHTS, folder / CONFIG, folder.parent / "model_index.json", folder / "other.safetensors",
+                 folder / (WEIGHTS + ".index.json")):
+        for read in (lambda path: convert(path, tmp_path / "x.h5"), lambda path: load(path, "cpu"), read_any):
+            with pytest.raises(UsageError, match=rf"is one file of a diffusers folder, .* give the folder, {folder}\."):
+                read(path)
+    for name in ("transformer_blocks.0.ff.net.2.weight", "down_blocks.0.resnets.0.conv1.weight"):
+        np.savez(tmp_path / "alone.npz", **{"conv_in.weight": np.zeros(1), name: np.zeros(1, np.float32)})
+        with pytest.raises(UsageError, match="is a file of diffusers, .* not beside it: give the folder that save_pre"):
+            convert(tmp_path / "alone.npz", tmp_path / "x.h5")
+
+
 def test_a_folder_that_cannot_be_filled_is_not_left(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -134,7 +153,8 @@ def test_two_models_are_never_mixed_in_a_folder(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         for name in ("replace", "unlink"):
             change = getattr(files.os, name)
-            patch.setattr(files.os, name, lambda *given, change=change: (look(), change(*given)))
+            patch.setattr(files.os, name, lambda *given, change=change, **more: (
+                look(), change(*given, **more)))
         convert(tmp_path / "6.h5", folder)
     look()
     assert [heads for heads, _ in itertools.groupby(found)] == [3, None, 6]

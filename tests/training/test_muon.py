@@ -13,7 +13,7 @@ from numdiff.errors import NumdiffError, UsageError
 from numdiff.kernels.optimizer import muon
 from numdiff.nn import AdamW, Muon, UNet
 from numdiff.nn.optimizer import LossScale, _stacked
-from numdiff.nn.tensor import Parameter
+from numdiff.nn.parameter import Parameter
 from numdiff.training import Trainer, kinds
 from numdiff.training.build import describe_muon, describe_without_training, model_options
 from numdiff.training.options import resolve

@@ -38,6 +38,6 @@ class ToySettings:
     depth: int = setting(1, "Not the DiT's setting of that name.", unit="N", low=1, high=4, model=SAME)
 
 
-TOY = ModelKind("toy", "Toy", "tests.training.toy:Toy", settings=ToySettings, measured=("width",), presets={
+TOY = ModelKind("toy", "Toy", "tests.training.toy:Toy", settings=ToySettings, presets={
     "small": {"image_size": 16, "batch": 4, "steps": 3, "warmup_steps": 1, "sample_count": 2, "sample_steps": 2,
               "log_every": 1, "width": 8}}, default_preset={"cpu": "small", "cuda": "small"})

@@ -4,8 +4,8 @@ The shapes are a model's: of the UNet that `numdiff train unet` makes (batch 32,
 64, 256 tokens of 768), and square products for the ladder of matmul. Problems of operations with a record stand in the
 record (kernels/operation.py); kernels/figures/ has what was measured.
 
-problem.py says what a problem is, and has the sizes; small.py, matmul.py, conv2d.py, linear.py, training.py and
-transformer.py have the problems.
+problem.py says what a problem is, and has the sizes; matmul.py, conv2d.py, linear.py and transformer.py have
+the problems.
 """
 import dataclasses
 import functools
@@ -21,8 +21,8 @@ from ...errors import NumdiffError, UsageError
 from ...kernels.operation import OPERATIONS
 from ..costs import cost_of
 from ..kernels import Array, Measured, bench_call, call_with, for_each, versions_of
-from . import conv2d, linear, matmul, small, training, transformer
-from .problem import CLASSES, TIMESTEPS, B, N, Problem, adding_to, integers
+from . import conv2d, linear, matmul, transformer
+from .problem import CLASSES, N, Problem, adding_to, integers
 
 __all__ = ["Problem", "bench_files", "plan", "problems", "problems_named", "without_memory"]
 
@@ -31,17 +31,16 @@ __all__ = ["Problem", "bench_files", "plan", "problems", "problems_named", "with
 def problems():
     """[Problem] of all files, in the order of their README."""
     rng, found = np.random.default_rng(0), []
-    t, labels, add = integers(rng.integers(0, TIMESTEPS, B)), integers(rng.integers(0, CLASSES, N)), adding_to(found)
-    small.add_problems(add, rng, t)
+    labels, add = integers(rng.integers(0, CLASSES, N)), adding_to(found)
     matmul.add_problems(add, rng)
     conv2d.add_problems(add)
     linear.add_problems(add)
-    training.add_problems(add, t, labels)
     transformer.add_problems(add, rng, labels)
     for record in OPERATIONS.values():
         for problem in record.problems:
             if problem.measured:
-                add(record.call, versions=problem.versions, precision=problem.precision, note=problem.note,
+                versions = problem.versions and tuple(record.version(name).number for name in problem.versions)
+                add(record.call, versions=versions, precision=problem.precision, note=problem.note,
                     moved=problem.moved, **problem.arguments)
     return found
 

@@ -2,7 +2,7 @@
 
 | source | recognised by | file |
 | --- | --- | --- |
-| folder or zip of images | being one | tree.py; labels.py tells the classes, pictures.py decodes |
+| folder or zip of images | being one | tree.py; labels.py and classes.py find the classes, pictures.py decodes |
 | CIFAR-10 for Python | a tar with data_batch_1 … 5 | cifar.py |
 | MNIST idx | magic number 2051, gzip or not | arrays.py |
 | .npz, .npy | a zip of .npy files; NumPy's magic | arrays.py |

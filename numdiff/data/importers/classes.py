@@ -59,7 +59,7 @@ def number_classes(values, order="numbers"):
     names = [groups[name][0].strip() if key(groups[name][0]) == name else name for name in ordered]
     merged = [texts for texts in groups.values() if len(texts) > 1]
     return Labelled(names, [index[found[text]] for text in spellings], in_words(names, numeric),
-                    [*_notes(ordered, merged)], merged)
+                    [*_notes(ordered, merged, spellings)], merged)
 
 
 def in_words(names, numeric):
@@ -82,6 +82,8 @@ def label_text(value):
 
 def check_names(names, where):
     """Names of classes from a list in a file, which must be visible and differ; `where` names the list in messages."""
+    if len(names) > MAXIMUM_CLASSES:
+        raise UsageError(f"{where} has {len(names):,} names, more than {MAXIMUM_CLASSES:,} classes: check it.")
     seen = {}
     for i, name in enumerate(names):
         if isinstance(name, bool) or not isinstance(name, str | int) or is_missing(name):
@@ -125,7 +127,9 @@ def _refuse_gaps(groups):
                          "labels.")
 
 
-def _notes(names, merged):
+def _notes(names, merged, spellings):
+    if all(map(WHOLE.fullmatch, names)) and (dotted := next((text for text in spellings if "." in text), None)):
+        yield f"Whole numbers are named without a point: {dotted.strip()} is the class {_whole(key(dotted))}."
     if merged:
         shown = "; ".join(listed(texts) for texts in merged[:3]) + ("; …" if len(merged) > 3 else "")
         yield ("Labels that differ only in spaces around them, in Unicode's form or in .0 are one class "

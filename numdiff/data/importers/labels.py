@@ -3,6 +3,7 @@ import csv
 import json
 import posixpath
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -31,6 +32,8 @@ LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target",
 SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval")
 ODD = ("thumbnails", "thumbs", "masks", "annotations", "labels", "cache", "tmp", "temp", "trash", "backup")
 LINE_LETTERS = 1 << 20  # of a table
+MAXIMUM_VALUES, MAXIMUM_COLUMNS = 5_000_000, 10_000  # of a .json; of ImageNet's 1.3 million images 4 million
+MAXIMUM_LINES = 2_000_000  # of a .jsonl, and of a table beyond two for each image
 LINE = re.compile(rf"[^\r\n]{{0,{LINE_LETTERS + 1}}}(?:\r\n|\r|\n|)")
 
 
@@ -45,10 +48,11 @@ class Table:
 
 # Folders and file names ----------------------------------------------------------------------------------------------
 
-def from_folders(names, order="numbers", folders=()):
+def from_folders(names, order="numbers", folders=(), path=None):
     """The `Labelled` by the topmost level of folders that distinguishes the files; without classes where none does.
 
-    folders: the paths of all folders; one without images beside the class folders is a class, too
+    folders: the paths of all folders; one without images beside the class folders is a class, too. path: of the folder
+    in which all is, for messages
     """
     prefix = common_folder(names)
     parts = [name[len(prefix):].split("/") for name in names]
@@ -70,12 +74,13 @@ def from_folders(names, order="numbers", folders=()):
         raise UsageError(f"the class folders {listed(result.merged[0])} differ only in spaces around the name, in "
                          "Unicode's form or in .0, so they would be one class: rename or join them.")
     result.numbers = result.numbers[:len(parts)]
-    if empty:
-        result.notes.append(f"{_plural(empty, 'The class folder', 'The class folders')} {examples(empty)} "
-                            f"{_plural(empty, 'holds', 'hold')} no images and {_plural(empty, 'is', 'are')} kept as "
-                            f"{_plural(empty, 'a class', 'classes')}, so that the labels of the others stay: remove "
-                            f"{_plural(empty, 'it', 'them')} to leave {_plural(empty, 'it', 'them')} out.")
-    result.notes += _notes_on_odd_folders(sorted(found), prefix)
+    if len(empty) == 1:
+        result.notes.append(f"The class folder {empty[0]} holds no images and is kept as a class, so that the labels "
+                            "of the others stay: move it elsewhere to leave it out.")
+    elif empty:
+        result.notes.append(f"The class folders {examples(empty)} hold no images and are kept as classes, so that the "
+                            "labels of the others stay: move them elsewhere to leave them out.")
+    result.notes += _notes_on_odd_folders(sorted(found), prefix, path)
     return result
 
 
@@ -90,10 +95,12 @@ def _note_on_one_folder(prefix, folders):
                f"{_plural(others, 'holds', 'hold')} none.")
 
 
-def _notes_on_odd_folders(names, prefix):
+def _notes_on_odd_folders(names, prefix, path):
     if all(name.lower() in SPLITS for name in names):
-        yield (f"The class folders {examples(names)} look like parts of a data set, and not like classes: import one "
-               f"by itself, such as {prefix}{names[0]}, or add --labels none.")
+        first = shlex.quote(posixpath.join(str(path), prefix, names[0]))
+        remedy = "import a zip of one" if path is None else f"run `numdiff data import {first} OUT.h5` for one"
+        yield (f"The class folders {examples(names)} look like parts of a data set, and not like classes: {remedy} of "
+               "them, or add --labels none.")
         return
     odd = [name for name in names if name.lower() in ODD]
     if odd:
@@ -137,8 +144,17 @@ def from_metadata(names, files, order="numbers"):
     """(`Labelled` of image files by Hugging Face's metadata files, paths of those that were read, []), or (None, [],
     notes on why not) where they name no labels. files: (path, text) of each, which names files below its folder."""
     tables, notes = [], []
+    below = {path[:path.rfind("/") + 1]: [] for path, _ in files}  # folder of a file: indices of the images below it
+    for i, name in enumerate(names):
+        end = -1
+        while True:
+            if name[:end + 1] in below:
+                below[name[:end + 1]].append(i)
+            if (end := name.find("/", end + 1)) < 0:
+                break
     for path, text in files:
-        find = _Finder(names, path[:path.rfind("/") + 1], path, below=True)
+        base = path[:path.rfind("/") + 1]
+        find = _Finder(names, base, path, below[base])
         table = _parsed(path, text, find, strict=True)
         if isinstance(table, str):
             notes.append(f"{path} is not used for labels, as {table}.")
@@ -217,14 +233,14 @@ class _Finder:
     """Finds the image that a labels file means: by its path, by the end of its path, or by its name alone, with or
     without the suffix."""
 
-    def __init__(self, names, base, path, below=False):
-        """below: whether only images below `base` are meant."""
-        self.path, self.base, self.names, self.common = path, key(base), names, len(common_folder(names))
-        self.spelled = {}
+    def __init__(self, names, base, path, indices=None):
+        """indices: of the images that may be meant, all by default."""
+        self.path, self.base, self.names = path, key(base), names
+        self.common = len(common_folder(names) if indices is None else base)
+        self.spelled, self.spelled_base = {}, base
         self.exact, self.files, self.stems = {}, {}, {}  # key -> index, or list of the indices of several images
-        for i, name in enumerate(names):
-            if below and not name.startswith(base):
-                continue
+        for i in range(len(names)) if indices is None else indices:
+            name = names[i]
             self.spelled[name], name = i, key(name)
             file = posixpath.basename(name)
             for found, text in ((self.exact, name), (self.files, file), (self.stems, posixpath.splitext(file)[0])):
@@ -234,8 +250,9 @@ class _Finder:
                     found[text] = i
 
     def __call__(self, name):
-        if name in self.spelled:
-            return self.spelled[name]
+        for spelled in (f"{self.spelled_base}{name}", name):
+            if spelled in self.spelled:
+                return self.spelled[spelled]
         name = key(posixpath.normpath(key(name).replace("\\", "/")))
         for found in (self.exact.get(self.base + name), self.exact.get(name), self._by_end(self.files, name, False),
                       self._by_end(self.stems, name, True)):
@@ -281,29 +298,48 @@ class _Twice(ValueError):
 def _object(pairs):
     found = {}
     for name, value in pairs:
-        if repr(found.setdefault(name, value)) != repr(value):
+        if name in found and repr(found[name]) != repr(value):
             raise _Twice(f"{short(name)} stands twice in it, with {short(found[name])} and {short(value)}")
+        found[name] = value
     return found
 
 
+DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
 def _loads(path, text):
+    if sum(text.count(mark) for mark in ",[{") > MAXIMUM_VALUES:  # an empty list of two letters takes 64 bytes
+        raise UsageError(f"{path} has more than {MAXIMUM_VALUES:,} values: write the labels as labels.csv.")
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        return DECODER.decode(text)
     except _Twice as error:
         raise UsageError(f"{path} gives two labels: {error}; remove one.") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid JSON ({error}): fix it, or add --labels none.") from None
 
 
+class _Lines:
+    """The objects of a text with one on each line, parsed again by each iteration, as all would take much memory."""
+
+    def __init__(self, path, text):
+        self.path, self.text = path, text
+
+    def __iter__(self):
+        for number, line in enumerate(LINE.finditer(self.text), 1):
+            if line[0].strip():
+                row = _loads(f"line {number:,} of {self.path}", line[0])
+                if not isinstance(row, dict):
+                    raise _unknown_form(self.path)
+                yield row
+
+
 def _parse_lines(path, text, strict):
     """JSON, one object a line."""
-    rows = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            rows.append(_loads(f"line {number:,} of {path}", line))
-    if not rows:
+    if not text.strip():
         raise UsageError(f"{path} is empty: write a line for every image, or add --labels none.")
-    table = _parse_rows(path, rows, strict)
+    if max(map(text.count, "\r\n")) > MAXIMUM_LINES:
+        raise UsageError(f"{path} has more than {MAXIMUM_LINES:,} lines: write the labels as labels.csv.")
+    table = _parse_rows(path, _Lines(path, text), strict)
     if table is None:
         raise _unknown_form(path)
     return table
@@ -324,7 +360,8 @@ def _parse_json(path, text, strict):
         if odd:
             raise UsageError(f"{path} has {short(odd[0])} where the name of a file should be: fix it.")
         return Table(data, classes)
-    table = _parse_rows(path, data, strict)
+    rows = isinstance(data, list) and data and all(isinstance(row, dict) for row in data)
+    table = _parse_rows(path, data, strict) if rows else None
     if table is None:
         raise _unknown_form(path)
     if not isinstance(table, str):
@@ -338,21 +375,28 @@ def _unknown_form(path):
 
 
 def _parse_rows(path, rows, strict):
-    """The `Table` of a list of objects, each of one file; None where it is none."""
-    if not (isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)):
-        return None
-    keys = list(dict.fromkeys(name for row in rows for name in row))
+    """The `Table` of objects, each of one file, which are iterated twice; None where it is none."""
+    keys = {}
+    for row in rows:
+        keys.update(dict.fromkeys(row))
+        if len(keys) > MAXIMUM_COLUMNS:
+            return None
+    keys = list(keys)
     columns = _columns(path, [name.strip().lower() for name in keys], strict)
     if isinstance(columns, str):
         return columns
     file, label, notes = columns
     if label is None:
         return None
-    wrong = [row.get(keys[file]) for row in rows if isinstance(row.get(keys[file]), bool)
-             or not isinstance(row.get(keys[file]), str | int)]
-    if wrong:
-        raise UsageError(f"{path} has {short(wrong[0])} where the name of a file should be: fix it.")
-    return Table([(row[keys[file]], row.get(keys[label])) for row in rows], None, notes)
+
+    def pairs():
+        for row in rows:
+            name = row.get(keys[file])
+            if isinstance(name, bool) or not isinstance(name, str | int):
+                raise UsageError(f"{path} has {short(name)} where the name of a file should be: fix it.")
+            yield name, row.get(keys[label])
+
+    return Table(pairs(), None, notes)
 
 
 def _parse_table(path, text, find, strict):
@@ -378,7 +422,10 @@ def _rows(path, text, find, strict, notes):
     unread = [0]  # letters since the last row
 
     def lines():
-        for line in LINE.finditer(text):
+        most = MAXIMUM_LINES + 2 * len(find.names)
+        for number, line in enumerate(LINE.finditer(text)):
+            if number > most:
+                raise UsageError(f"{path} has more than {most:,} lines for {len(find.names):,} images: check it.")
             unread[0] += len(line[0])
             if unread[0] > LINE_LETTERS:
                 raise csv.Error(f"a line of more than {LINE_LETTERS:,} letters")

@@ -18,6 +18,7 @@ from .source import Item, Source, damage_named
 SYSTEM_FILES = ("thumbs.db", "desktop.ini")
 SYSTEM_FOLDERS = ("__macosx", "@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot",
                   "$recycle.bin", "recycler", "system volume information", "lost+found")
+ITSELF = "the folder itself"  # what a link leads back to
 UTF_8 = 0x800  # flag of a member of a zip: its name is in UTF-8
 MAXIMUM_LABELS_BYTES = 64 << 20  # that of ImageNet's 1.3 million images has 40
 
@@ -70,7 +71,7 @@ class Folder(Tree):
         place = prefix.rstrip("/") or "."
         first = seen.setdefault((state.st_dev, state.st_ino), place)
         if first != place:
-            self.repeated.append((place, "the folder itself" if first == "." else first))
+            self.repeated.append((place, ITSELF if first == "." else first))
             return
         if prefix:
             self.folders.append(place)
@@ -248,8 +249,8 @@ def _label(tree, pictures, labels, order):
         return label_files.from_file(pictures, found, _text_in(tree, found), base, order), [found]
     metadata, notes = _find_metadata(tree)
     if metadata:
-        result, read, more = label_files.from_metadata(pictures, [(name, _text_in(tree, name)) for name in metadata],
-                                                       order)
+        texts = [(name, _text_in(tree, name)) for name in _not_too_large(tree, metadata)]
+        result, read, more = label_files.from_metadata(pictures, texts, order)
         notes += more
         if result is not None:
             result.notes = notes + result.notes
@@ -260,13 +261,16 @@ def _label(tree, pictures, labels, order):
 
 
 def _by_folders(tree, pictures, order):
-    result = label_files.from_folders(pictures, order, tree.folders)
+    path = tree.path if tree.kind == Folder.kind else None
+    result = label_files.from_folders(pictures, order, tree.folders, path)
     prefix = label_files.common_folder(pictures)
-    level = prefix.rstrip("/") if result.classes else posixpath.dirname(prefix.rstrip("/"))
+    if result.classes is None:  # all images are in one folder, and links to it may be next to it
+        prefix = prefix[:prefix.rstrip("/").rfind("/") + 1]
     for name, first in tree.repeated:
-        if posixpath.dirname(name) == level == posixpath.dirname(first):
-            raise UsageError(f"the class folder {name} in {str(tree.path)!r} is a link to {first}, whose images would "
-                             "then be of two classes: remove one of them, copy the images, or add --labels none.")
+        one, other = (path[len(prefix):].split("/")[0] for path in (name, first))
+        if one != other and first != ITSELF and name.startswith(prefix) and first.startswith(prefix):
+            raise UsageError(f"{name} in {str(tree.path)!r} is a link to {first}, whose images would then be of two "
+                             f"classes, {one} and {other}: remove one of them, copy the images, or add --labels none.")
     return result
 
 
@@ -298,8 +302,20 @@ def _find_labels_file(tree, pictures):
         folder = folder[:folder.rindex("/") + 1] if "/" in folder else ""
 
 
+def _not_too_large(tree, names):
+    """Names of labels files, if all together may be read."""
+    with damage_named(tree.path):
+        size = sum(tree.size(name) for name in names)
+    if size > MAXIMUM_LABELS_BYTES:
+        raise UsageError(f"the metadata files of {str(tree.path)!r} have {size:,} bytes, more than the "
+                         f"{MAXIMUM_LABELS_BYTES:,} that are read: write the labels as one labels.csv.")
+    return names
+
+
 def _text_in(tree, name):
-    return _read_text(name, lambda: tree.open(name), tree.size(name))
+    with damage_named(name):
+        size = tree.size(name)
+    return _read_text(name, lambda: tree.open(name), size)
 
 
 def _read_text(path, opener, size=None):

@@ -1,8 +1,9 @@
 """Tensor cores of sm_80 and later: `ldmatrix`, `mma.sync`, and the words of float16 that travel between them.
 
 A tensor-core instruction is executed by a whole warp. Each of its operands, a small matrix called a fragment, is spread
-over the registers of the 32 lanes; which element lies where is documented in `numdiff/emulator/fragments.py`. A warp
-loads fragments from shared memory with `ldmatrix`, which spreads them in just that way, and accumulates their products:
+over the registers of the 32 lanes. The position of each element is documented in `numdiff/emulator/fragments.py`. A
+warp loads fragments from shared memory with `ldmatrix`, which spreads them in just that way, and accumulates their
+products:
 
     a = ldmatrix_x4(a_address)                          # 16 × 16 of float16
     b = ldmatrix_x4(b_address)                          # 16 × 16 of float16: two fragments of 16 × 8

@@ -4,10 +4,8 @@
 against the float64 reference, which is the same call with NumPy arrays. On the emulator it runs in several thread
 orders, with every check on; on a GPU, twice. `compare_devices` says whether two devices give the same bits.
 
-run.py runs and judges, case.py says what a case is; the others have the cases. elementwise.py, reductions.py, norms.py,
-products.py, convolutions.py, movement.py, diffusion.py and optimizer.py have those that every model uses; half.py,
-tf32.py, fp8.py and bfloat16.py the kernels for tensor cores and other types; transformer.py, flash.py, sla.py, peers.py
-and levels.py what their names say.
+run.py runs and judges, case.py says what a case is, records.py makes cases of the operations' records. The others have
+the cases of operations that have no record yet.
 
     numdiff kernels check                          all of them, in the emulator
     numdiff kernels check softmax --device cuda

@@ -9,11 +9,15 @@ from ..conv2d.hopper import convolution as conv2d_hopper
 from ..conv2d.hopper import weight_gradient as conv2d_hopper_gradient
 from ..conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from ..groupnorm.normalise import channel_statistics_reference
-from ..matmul import choice, group, mma
+from ..matmul import choice, group, mma, mma_group
 from ..matmul import symmetric as symmetric_products
 from ..matmul.hopper import group_schedule, kernel
 from ..matmul.hopper.layout import BK, BM
+from ..matmul.mma_layout import TILES
+from ..versions import at_most
 from .case import HALF_TOLERANCE, TOLERANCE, Case
+
+SMALL_STEP = TILES[64, 64].k
 
 
 def halves(**shapes):
@@ -24,7 +28,8 @@ def halves(**shapes):
 def with_tile(tile, version, parts, function, pairs=False):
     """function() with this tile of version 5 or 6, the sum over K in `parts` parts, and blocks alone or in pairs."""
     before = choice.choose_half, choice.PAIRS
-    choice.choose_half = lambda *_: (tile if version == 5 else (BM, tile), parts, 0.0)
+    choice.choose_half = lambda rung, *given: (before[0](rung, *given) if rung != version else
+                                               (tile if version == 5 else (BM, tile), parts, 0.0))
     choice.PAIRS = pairs
     try:
         return function()
@@ -34,20 +39,21 @@ def with_tile(tile, version, parts, function, pairs=False):
 
 def product_cases():
     """Every matmul kernel on one small tile, and a sum over K that two blocks share."""
-    def product(key, version, parts, M=8, N=8, K=8, pairs=False, alpha=1.0):
+    def product(key, version, parts, M=8, N=8, K=8, pairs=False, alpha=1.0, added=False):
         tile, transpose_a, across, half = key
-        shapes = {"a": (K, M) if transpose_a else (M, K), "b": (K, N) if across else (N, K)}
+        shapes = {"a": (K, M) if transpose_a else (M, K), "b": (K, N) if across else (N, K),
+                  **({"residual": (M, N)} if added else {})}
 
         def run(a, v):
             return (with_tile(tile, version, parts, lambda: matmul.matmul_forward(
-                a.a, a.b, transpose_a, not across, alpha=alpha, version=v,
+                a.a, a.b, transpose_a, not across, alpha=alpha, version=v, residual=a.residual if added else None,
                 out_dtype=a.a.dtype if half else np.float32), pairs),)
 
         layout = f"{'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}"
         return Case("matmul", halves(**shapes), run, (version,), HALF_TOLERANCE,
                     f"float16, {layout}, tile {tile}, float{16 if half else 32}{', in parts' * (parts > 1)}"
                     f"{', pairs' * pairs}{', three rows of tiles' * (M > 256)}"
-                    f"{f', {parts} of them, times {alpha}' * (alpha != 1)}")
+                    f"{f', {parts} of them, times {alpha}' * (alpha != 1)}{', with a residual' * added}")
 
     def row_sums(tile, version, parts, K):
         def run(a, v):
@@ -78,23 +84,21 @@ def product_cases():
         return Case("matmul_symmetric", inputs, run, (None,), HALF_TOLERANCE,
                     f"float16, {'xᵀ·x' if transpose_a else 'x·xᵀ'}, {f'tile {width}' if width else 'by a pass'}")
 
-    def activation(tile, epilogue, pairs=False):
+    def activation(tile, epilogue, pairs=False, rung=6):
         name, backward = epilogue.removesuffix("_gradient"), epilogue.endswith("_gradient")
         again, name = name.endswith("_again"), name.removesuffix("_again")
         product = getattr(matmul, f"matmul_{name}_{'backward' if backward else 'forward'}")
         # each 64 columns have an epilogue of their own; a tile of SwiGLU's forward has half as many of each half
-        N = (tile if epilogue != "swiglu" else tile // 2) - 24
+        width = tile if rung == 6 else tile[1]
+        N = (width if epilogue != "swiglu" else width // 2) - 24
         columns = 2 * N if name == "swiglu" else N  # of u
         M = 136 if pairs else 8
 
         def run(a, v):
-            if again:
-                return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.u, again), pairs)
-            if backward:
-                return (with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.u), pairs),)
-            if name == "layer_scale":
-                return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.bias, a.scale, a.u))
-            return with_tile(tile, 6, 1, lambda: product(a.a, a.b, a.bias), pairs)
+            given = (a.u, *[True] * again) if backward else (a.bias, *[a.scale, a.u] * (name == "layer_scale"))
+            with at_most({"matmul": rung}):
+                results = with_tile(tile, rung, 1, lambda: product(a.a, a.b, *given), pairs)
+            return results if isinstance(results, tuple) else (results,)
 
         def inputs(rng):
             return {**halves(a=(M, 8), b=(8, N) if backward else (columns, 8), u=(M, columns))(rng),
@@ -121,7 +125,7 @@ def product_cases():
             x = Pair(a.x, a.x_2)
             return (linear.linear_forward(x, a.weight, a.bias),
                     *linear.linear_backward(a.dy, x, a.weight, a.dweight, a.dbias), a.dweight, a.dbias)
-        return with_tile((128, 64), 5, 1, layer)
+        return with_tile(64, 6, 1, layer)
 
     yield Case("matmul", halves(a=(5, 12), b=(3, 12)), lambda a, v: (matmul.matmul_forward(
         a.a, a.b, transpose_b=True, version=v),), (2,), HALF_TOLERANCE, "float16, a·bᵀ, K of 12")
@@ -148,14 +152,20 @@ def product_cases():
     for width, transpose_a, _ in kernel.SYMMETRIC_KERNELS:
         yield symmetric(width, transpose_a, *((256, 1) if transpose_a else (128, 2)) if width == 128 else (128, 1))
     yield symmetric(None, False, 24, K=8)
-    for kernels, version in ((mma.KERNELS, 5), (kernel.KERNELS, 6)):
-        for key in kernels:
+    for key in mma.ACTIVATION_KERNELS:
+        yield activation(*key, rung=5)
+    for version, keys in (5, {key[:3]: (*key[:3], True) for key in mma.KERNELS}.values()), (6, kernel.KERNELS):
+        for key in keys:
             yield product(key, version, 1)
+            if version == 5:
+                yield product(key, version, 1, added=True)
         # K of two slices, of version 5's with more steps than stages, and of nine
-        narrowest, two, nine = list(kernels)[-1][0], *((72, 8 * BK + 8) if version == 6 else (200, 8 * mma.BK + 8))
+        narrowest, two, nine = list(keys)[-1][0], *((72, 8 * BK + 8) if version == 6 else (200, 8 * SMALL_STEP + 8))
         yield product((narrowest, False, False, False), version, 2, K=two)
         yield product((narrowest, False, False, False), version, *((2, 8, 8, two) if version == 6 else (
             9, 8, 8, nine)), alpha=0.5)
+        if version == 5:  # one rounding, of the sum of all parts and a residual
+            yield product((narrowest, False, False, True), version, 2, K=two, added=True)
         for parts, K in ((1, nine), (2, two), (9, nine)):
             yield row_sums(narrowest, version, parts, K)
 
@@ -194,29 +204,53 @@ def stack_cases():
 def gradient_cases():
     """Gradients of several layers in one launch: tiles that are cut, of which one has three parts; one that is and two
     that are not; none; each width."""
+    def small(rows, sizes, accumulate):
+        """By rung 5."""
+        def run(a, v):
+            before, mma_group.SHORTEST = mma_group.SHORTEST, 1
+            try:
+                with at_most({"matmul": 5}):
+                    return add(sizes, accumulate)(a, v)
+            finally:
+                mma_group.SHORTEST = before
+
+        return Case("linear_gradients", inputs_of(rows, sizes), run, (None,), TOLERANCE,
+                    f"float16, by mma, {len(sizes)} products{', written' * (not accumulate)}")
+
+    def names_of(sizes):
+        return [(f"dy_{i}", f"x_{i}", f"dweight_{i}", f"dbias_{i}") for i in range(len(sizes))]
+
+    def inputs_of(rows, sizes):
+        def inputs(rng):
+            return {name: array for given, (N, K) in zip(names_of(sizes), sizes, strict=True) for name, array in zip(
+                given, (*halves(dy=(rows, N), x=(rows, K))(rng).values(), rng.standard_normal((N, K)).astype(
+                    np.float32), rng.standard_normal(N).astype(np.float32)), strict=True)}
+        return inputs
+
+    def add(sizes, accumulate):
+        def run(a, v):
+            layers = [[getattr(a, name) for name in given] for given in names_of(sizes)]
+            layers[-1][3] = None  # a layer without a bias
+            linear_gradients.linear_gradients_backward(layers, accumulate)
+            return tuple(array for layer in layers for array in layer[2:] if array is not None)
+        return run
+
     def gradients(width, blocks, rows, sizes, accumulate):
-        names = [(f"dy_{i}", f"x_{i}", f"dweight_{i}", f"dbias_{i}") for i in range(len(sizes))]
         tiles = sum(m * n for m, n in group.tiles_of(sizes, width))
         made = group_schedule.cut(tiles, -(-rows // BK), blocks)
 
         def run(a, v):
-            layers = [[getattr(a, name) for name in given] for given in names]
-            layers[-1][3] = None  # a layer without a bias
             choose, group.choose = group.choose, lambda *_: (width, made, 0)
             try:
-                linear_gradients.linear_gradients_backward(layers, accumulate)
+                return add(sizes, accumulate)(a, v)
             finally:
                 group.choose = choose
-            return tuple(array for layer in layers for array in layer[2:] if array is not None)
 
-        def inputs(rng):
-            return {name: array for given, (N, K) in zip(names, sizes, strict=True) for name, array in zip(given, (
-                *halves(dy=(rows, N), x=(rows, K))(rng).values(), rng.standard_normal((N, K)).astype(np.float32),
-                rng.standard_normal(N).astype(np.float32)), strict=True)}
-
-        return Case("linear_gradients", inputs, run, (None,), TOLERANCE,
+        return Case("linear_gradients", inputs_of(rows, sizes), run, (None,), TOLERANCE,
                     f"float16, {tiles} tiles of 128×{width} on {blocks} blocks{', written' * (not accumulate)}")
 
+    yield small(72, [(136, 8), (8, 8)], True)
+    yield small(8, [(8, 264)], False)
     yield gradients(128, 5, 4 * BK + 8, [(136, 72), (8, 72)], True)
     yield gradients(192, 2, 2 * BK, [(8, 200), (8, 8)], False)
     yield gradients(256, 4, 72, [(8, 8), (136, 8), (16, 8)], True)

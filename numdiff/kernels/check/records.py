@@ -1,4 +1,5 @@
 """The cases of an operation's record: its problems, but for those of a model's size."""
+import contextlib
 import functools
 
 import numpy as np
@@ -40,7 +41,8 @@ def _run(record, problem, inputs, version):
     if problem.run is not None:
         return problem.run(inputs, version)
     values = _values(record, problem, vars(inputs))
-    results = record.call(**values, version=version) if record.versions else record.call(**values)
+    with problem.within() if problem.within else contextlib.nullcontext():
+        results = record.call(**values, version=version) if record.versions else record.call(**values)
     found = arrays_in([results, *(values[name] for name in record.writes)])
     return tuple({id(array): array for array in found}.values())
 

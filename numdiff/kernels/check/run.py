@@ -21,22 +21,15 @@ from ..versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
 from .convolutions import convolutions_cases, depthwise_cases, depthwise_layernorm_cases
-from .diffusion import diffusion_cases
 from .elementwise import fused_cases
 from .flash import flash_cases
 from .fp8 import fp8_cases, quantise_cases
 from .half import convolution_cases, gradient_cases, product_cases, stack_cases
 from .levels import level_cases
-from .movement import movement_cases
-from .norms import norms_cases
-from .optimizer import muon_cases, update_cases
-from .peers import peer_cases
 from .products import grouped_cases, products_cases
 from .records import cases_of
-from .reductions import reductions_cases
 from .sla import sla_cases
 from .tf32 import tf32_cases
-from .transformer import transformer_cases
 
 ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads take turns; the first two always
 FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a version, after which the check continues
@@ -45,10 +38,9 @@ FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a v
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 load_all()
 CASES = [case for group in (
-    fused_cases, reductions_cases, norms_cases, products_cases, grouped_cases, convolutions_cases,
-    depthwise_cases, depthwise_layernorm_cases, movement_cases, diffusion_cases, muon_cases,
-    update_cases, transformer_cases, flash_cases, sla_cases, product_cases, stack_cases, gradient_cases,
-    convolution_cases, fp8_cases, quantise_cases, peer_cases, tf32_cases, level_cases) for case in group()]
+    fused_cases, products_cases, grouped_cases, convolutions_cases,
+    depthwise_cases, depthwise_layernorm_cases, flash_cases, sla_cases, product_cases, stack_cases,
+    gradient_cases, convolution_cases, fp8_cases, quantise_cases, tf32_cases, level_cases) for case in group()]
 CASES += [case for record in OPERATIONS.values() for case in cases_of(record)]
 CASES += bfloat16_cases(CASES)
 

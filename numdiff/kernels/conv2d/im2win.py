@@ -26,7 +26,8 @@ VERSIONS
        x. But implicit.py writes and reads nothing: it pays with a few integer instructions, every C / 8 steps, which
        run beside 512 multiply-adds a thread. So im2win is a rung to learn from, not the one that is launched. Its
        idea pays where the gathering cannot be hidden: with three channels, of which implicit.py takes number by number,
-       it is a fifth to two fifths faster (NOTES.md has the paper's layers; the launcher has narrow.py for those); and
+       it is a fifth to two fifths faster (docs/log/kernels.md has the paper's layers; the launcher has narrow.py
+       for those); and
        in shared memory: the box with a halo in levels/ is a window that overlaps its neighbours, written nowhere else.
        Of a strided convolution's input gradient 1 - 1/stride² of the products are with the zeros; v2 has none of them.
 LAUNCH

@@ -21,8 +21,11 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import cuda, empty_like, int32, is_device, launch, uint32
+from ...device import cuda, empty_like, int32, launch, uint32
 from ...device.philox import philox4x32
+from ..dropout import check_probability
+from ..operation import operation
+from ..problem import SEED, Problem, counters, filled, integers
 from ..random import DROP_BITS, check_counters, random_elements_reference, seed_words
 
 BLOCK = 256  # threads
@@ -46,24 +49,31 @@ def class_dropout_forward_kernel_v1(labels, y, threshold, null_class, seed_low, 
         y[b] = int32(null_class) if (word >> DROP_BITS) < threshold else labels[b]
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
+# Cost -----------------------------------------------------------------------------------------------------------------
 
-def class_dropout_forward(labels, probability, null_class, seed, step, samples):
-    """labels int32 (B,), each replaced by `null_class` with this probability, as a new array."""
+def class_dropout_forward_cost(batch):
+    return 12 * batch, 0
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(labels, probability, step, samples):
     if labels.ndim != 1 or labels.dtype != np.int32:
         raise ValueError(f"labels must be int32 (B,), got {labels.dtype}{tuple(labels.shape)}")
     check_counters(step, samples, labels.shape[0])
-    if not 0.0 <= probability < 1.0:
-        raise ValueError(f"a dropout probability lies in [0, 1), got {probability}")
-    if not is_device(labels):
-        return class_dropout_forward_reference(labels, probability, null_class, seed, step, samples)
+    check_probability(probability)
+
+
+@operation(reference=class_dropout_forward_reference, cost=class_dropout_forward_cost, check=_check,
+           problems=[Problem(labels=integers(np.arange(7)), probability=0.4, null_class=7, seed=SEED, **counters(7)),
+                     Problem(labels=filled((64,), lambda rng: rng.integers(0, 1000, 64), np.int32), probability=0.1,
+                             null_class=1000, seed=1, step=integers([7], np.uint32),
+                             samples=integers(np.arange(64), np.uint32), measured=True)])
+def class_dropout_forward(labels, probability, null_class, seed, step, samples):
+    """labels int32 (B,), each replaced by `null_class` with this probability, as a new array."""
     y = empty_like(labels)
     low, high = seed_words(seed)
     launch(class_dropout_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, labels, y,
            uint32(round(probability * 2 ** 24)), int32(null_class), low, high, uint32(PURPOSE_CLASS_DROPOUT), step,
            samples)
     return y
-
-
-def class_dropout_forward_cost(batch):
-    return 12 * batch, 0

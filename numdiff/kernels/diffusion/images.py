@@ -24,8 +24,9 @@ import math
 
 import numpy as np
 
-from ...device import cuda, empty, float32, is_device, launch, store4, uint32, zeros
-from ..versions import versions_by_name
+from ...device import cuda, empty, float32, launch, store4, uint32, zeros
+from ..operation import lacks_multiple, naive_and_vectorised, operation
+from ..problem import Problem, filled, integers, single
 
 BLOCK = 256  # threads
 HALF_RANGE = np.float32(127.5)
@@ -97,42 +98,7 @@ def images_forward_kernel_v2(x, flip, y, height, width, channels):
                normalised(x, row, o + uint32(3), mirror, width, channels))
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
-
-@versions_by_name
-def images_forward(images, flip=None, version=None):
-    """uint8 images (B, H, W, C) → float32 in [-1, 1], mirrored left to right where flip[b] is not 0."""
-    if images.ndim != 4 or images.dtype != np.uint8:
-        raise ValueError(f"images must be uint8 of shape (B, H, W, C), got {images.dtype}{tuple(images.shape)}")
-    if flip is not None and (flip.shape != (images.shape[0],) or flip.dtype != np.int32):
-        raise ValueError(f"flip must be int32 of shape ({images.shape[0]},), got {flip.dtype}{tuple(flip.shape)}")
-    if not is_device(images):
-        return images_forward_reference(images, flip)
-    batch, height, width, channels = images.shape
-    if version is None:
-        version = 2 if width * channels % 4 == 0 else 1
-    elif version == 2 and width * channels % 4:
-        raise ValueError(f"version 2 (vectorised) needs image rows of a multiple of 4 bytes, got {width * channels}; "
-                         "use version=1")
-    if flip is None:
-        flip = zeros((batch,), np.int32, like=images)
-    y = empty(images.shape, np.float32, like=images)
-    kernel, threads = (images_forward_kernel_v1, y.size) if version == 1 else (images_forward_kernel_v2, y.size // 4)
-    launch(kernel, -(-threads // BLOCK), BLOCK, images.reshape(-1), flip, y.reshape(-1), uint32(height), uint32(width),
-           uint32(channels))
-    return y
-
-
-def pixels_forward(x):
-    """float32 images, clipped to [-1, 1], as uint8 of the same shape."""
-    if not is_device(x):
-        return pixels_forward_reference(x)
-    if x.dtype != np.float32:
-        raise ValueError(f"images must be float32, got {x.dtype}; use cast_forward first")
-    y = empty(x.shape, np.uint8, like=x)
-    launch(pixels_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, x.reshape(-1), y.reshape(-1))
-    return y
-
+# Cost -----------------------------------------------------------------------------------------------------------------
 
 def images_forward_cost(shape):
     n = math.prod(shape)
@@ -141,3 +107,45 @@ def images_forward_cost(shape):
 
 def pixels_forward_cost(n):
     return 5 * n, 2 * n
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(images, flip):
+    if images.ndim != 4 or images.dtype != np.uint8:
+        raise ValueError(f"images must be uint8 of shape (B, H, W, C), got {images.dtype}{tuple(images.shape)}")
+    if flip is not None and (flip.shape != (images.shape[0],) or flip.dtype != np.int32):
+        raise ValueError(f"flip must be int32 of shape ({images.shape[0]},), got {flip.dtype}{tuple(flip.shape)}")
+
+
+def _pictures(*shape):
+    return filled(shape, lambda rng: rng.integers(0, 256, shape), np.uint8)
+
+
+@operation(reference=images_forward_reference, cost=images_forward_cost, check=_check,
+           versions=naive_and_vectorised(images_forward_kernel_v1, images_forward_kernel_v2, lambda images: (
+               lacks_multiple(4, images.shape[2] * images.shape[3], "bytes of a row"))),
+           problems=[Problem(images=_pictures(2, 3, 4, 3), flip=integers([0, 1])),
+                     Problem(images=_pictures(3, 4, 4, 1)),
+                     Problem(images=_pictures(2, 3, 7, 3), flip=integers([1, 0])),
+                     Problem(images=_pictures(32, 64, 64, 3),
+                             flip=filled((32,), lambda rng: rng.integers(0, 2, 32), np.int32), measured=True)])
+def images_forward(images, flip=None, version=None):
+    """uint8 images (B, H, W, C) → float32 in [-1, 1], mirrored left to right where flip[b] is not 0."""
+    batch, height, width, channels = images.shape
+    if flip is None:
+        flip = zeros((batch,), np.int32, like=images)
+    y = empty(images.shape, np.float32, like=images)
+    launch(version.kernel, -(-y.size // (version.width * BLOCK)), BLOCK, images.reshape(-1), flip, y.reshape(-1),
+           uint32(height), uint32(width), uint32(channels))
+    return y
+
+
+@operation(reference=pixels_forward_reference, cost=pixels_forward_cost, problems=[Problem(x=single(2, 3, 4, 3))])
+def pixels_forward(x):
+    """float32 images, clipped to [-1, 1], as uint8 of the same shape."""
+    if x.dtype != np.float32:
+        raise ValueError(f"images must be float32, got {x.dtype}; use cast_forward first")
+    y = empty(x.shape, np.uint8, like=x)
+    launch(pixels_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, x.reshape(-1), y.reshape(-1))
+    return y

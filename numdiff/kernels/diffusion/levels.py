@@ -38,8 +38,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, is_device, launch, uint32
+from ...device import cuda, empty, float32, int32, launch, uint32
 from ...device.philox import philox4x32
+from ..operation import operation
+from ..problem import PURPOSE, SEED, Problem, counters, integers
 from ..random import check_counters, normal_pair, random_elements_reference, random_normal_reference, seed_words
 
 BLOCK = 256  # threads
@@ -196,8 +198,31 @@ def levels_forward_kernel_v1(levels, rows, seed_low, seed_high, purpose, step, s
         levels[3, b], levels[4, b], levels[5, b] = k * p, k * q, k
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
+# Cost -----------------------------------------------------------------------------------------------------------------
 
+def levels_forward_cost(n):
+    """(bytes, FLOPs) for n images: the samples read, six numbers and a row written."""
+    return 32 * n, 60 * n
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(step, samples):
+    check_counters(step, samples, samples.shape[0])
+
+
+KEY = {"seed": SEED, "purpose": PURPOSE, **counters(5)}
+
+
+@operation(reference=levels_forward_reference, cost=levels_forward_cost, check=_check,
+           problems=[Problem("uniform", **KEY, path=LINEAR, prediction="flow", shift=3.0),
+                     Problem("logit-normal", **KEY, path=LINEAR, prediction="x_0", loss="flow", normal=True),
+                     Problem("edm", **KEY, path=EDM, prediction="edm", normal=True, mean=-1.2, std=1.2),
+                     Problem("min-snr", **KEY, path=LINEAR, prediction="v", loss=MIN_SNR, gamma=5.0),
+                     Problem("eps", **KEY, path=EDM, prediction="eps", loss="edm", normal=True),
+                     Problem(seed=1, purpose=PURPOSE, step=integers([7], np.uint32),
+                             samples=integers(np.arange(32), np.uint32), path=LINEAR, prediction="flow", normal=True,
+                             measured=True)])
 def levels_forward(seed, purpose, step, samples, path, prediction, loss=PLAIN, normal=False, mean=0.0, std=1.0,
                    shift=1.0, scale=1.0, sigma_data=0.5, gamma=0.0):
     """(levels, rows) of the samples of a step.
@@ -205,10 +230,6 @@ def levels_forward(seed, purpose, step, samples, path, prediction, loss=PLAIN, n
     path: LINEAR or EDM; prediction: of PREDICTIONS; loss: another of them, PLAIN or MIN_SNR with its gamma
     normal: whether u is normal, with mean and std, and not t uniform; shift: of σ; scale: of t, as the model sees it
     """
-    check_counters(step, samples, samples.shape[0])
-    if not is_device(samples):
-        return levels_forward_reference(seed, purpose, step, samples, path, prediction, loss, normal, mean, std, shift,
-                                        scale, sigma_data, gamma)
     levels = empty((6, samples.shape[0]), np.float32, like=samples)
     rows = empty(samples.shape, np.int32, like=samples)
     low, high = seed_words(seed)
@@ -218,10 +239,3 @@ def levels_forward(seed, purpose, step, samples, path, prediction, loss=PLAIN, n
     launch(levels_forward_kernel_v1, -(-rows.size // BLOCK), BLOCK, levels, rows, low, high, uint32(purpose), step,
            samples, draw, aim)
     return levels, rows
-
-
-# Cost -----------------------------------------------------------------------------------------------------------------
-
-def levels_forward_cost(n):
-    """(bytes, FLOPs) for n images: the samples read, six numbers and a row written."""
-    return 32 * n, 60 * n

@@ -24,9 +24,10 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32, upload
+from ...device import cuda, empty, empty_like, float32, launch, load4, store4, uint32, upload
+from ..operation import Version, operation
 from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
-from ..versions import versions_by_name
+from ..problem import Problem, single
 
 # References -----------------------------------------------------------------------------------------------------------
 
@@ -37,11 +38,11 @@ def mse_forward_reference(prediction, target):
     return np.array([difference.mean()], difference.dtype)  # NumPy sums in pairs: exact enough in float32
 
 
-def mse_backward_reference(prediction, target, scale=1.0, dloss=1.0):
+def mse_backward_reference(prediction, target, scale=1.0, dloss=None):
     dprediction = np.zeros_like(prediction)
     used = dprediction[..., :target.shape[-1]]
     np.subtract(prediction[..., :target.shape[-1]], target, out=used)
-    used *= dloss * scale * 2.0 / target.size
+    used *= (1.0 if dloss is None else float(dloss[0])) * scale * 2.0 / target.size
     return dprediction
 
 
@@ -110,58 +111,7 @@ def mse_backward_kernel_v2(prediction, target, dloss, dprediction, factor):
         store4(dprediction, i, factor * (p0 - x0), factor * (p1 - x1), factor * (p2 - x2), factor * (p3 - x3))
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def _choose(prediction, target, version):
-    if prediction.shape[:-1] != target.shape[:-1] or prediction.shape[-1] < target.shape[-1]:
-        raise ValueError(f"prediction {tuple(prediction.shape)} must have the target's shape {tuple(target.shape)}, "
-                         "or that shape with more channels")
-    supported = prediction.shape == target.shape and target.size % 4 == 0
-    if version == 2 and not supported:
-        raise ValueError("version 2 (vectorised) needs equal shapes of a multiple of 4 elements; use version=1")
-    return version or (2 if supported else 1)
-
-
-@versions_by_name
-def mse_forward(prediction, target, version=None):
-    """The mean squared error over the target's elements, as an array (1,)."""
-    version = _choose(prediction, target, version)
-    if not is_device(prediction):
-        return mse_forward_reference(prediction, target)
-    n = target.size
-    partials = empty((min(MAX_BLOCKS, -(-n // (4 * BLOCK))),), np.float32, like=target)
-    loss = empty((1,), np.float32, like=target)
-    rows = prediction.reshape(-1), target.reshape(-1)
-    if version == 1:
-        launch(mse_forward_kernel_v1, partials.size, BLOCK, *rows, partials, uint32(target.shape[-1]),
-               uint32(prediction.shape[-1]))
-    else:
-        launch(mse_forward_kernel_v2, partials.size, BLOCK, *rows, partials)
-    launch(sum_partials_kernel, 1, BLOCK, partials, 1.0 / n, loss)
-    return loss
-
-
-@versions_by_name
-def mse_backward(prediction, target, scale=1.0, dloss=None, version=None):
-    """dprediction = dloss · scale · 2/n · (prediction - target); zero in channels that the target does not have.
-
-    dloss: array (1,), the gradient that arrives at the loss (None: one)
-    """
-    version = _choose(prediction, target, version)
-    if not is_device(prediction):
-        return mse_backward_reference(prediction, target, scale, 1.0 if dloss is None else float(dloss[0]))
-    dprediction = empty_like(prediction)
-    if dloss is None:
-        dloss = upload(np.ones(1, np.float32), prediction)
-    rows = prediction.reshape(-1), target.reshape(-1), dloss, dprediction.reshape(-1)
-    factor = scale * 2.0 / target.size
-    if version == 1:
-        launch(mse_backward_kernel_v1, -(-dprediction.size // BLOCK), BLOCK, *rows, factor, uint32(target.shape[-1]),
-               uint32(prediction.shape[-1]))
-    else:
-        launch(mse_backward_kernel_v2, -(-dprediction.size // (4 * BLOCK)), BLOCK, *rows, factor)
-    return dprediction
-
+# Cost -----------------------------------------------------------------------------------------------------------------
 
 def mse_forward_cost(n):
     return 8 * n, 3 * n
@@ -169,3 +119,59 @@ def mse_forward_cost(n):
 
 def mse_backward_cost(n):
     return 12 * n, 2 * n
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(prediction, target):
+    if prediction.shape[:-1] != target.shape[:-1] or prediction.shape[-1] < target.shape[-1]:
+        raise ValueError(f"prediction {tuple(prediction.shape)} must have the target's shape {tuple(target.shape)}, "
+                         "or that shape with more channels")
+
+
+def _lacks_fours(prediction, target):
+    """What v2 needs and the arrays lack; None where they are alike and made of fours."""
+    if prediction.shape != target.shape or target.size % 4:
+        return f"needs equal shapes of a multiple of 4 elements, not {prediction.shape} and {target.shape}"
+    return None
+
+
+def _problems(**more):
+    return [Problem(prediction=single(*shape, C), target=single(*shape, channels), **more)
+            for shape, C, channels in (((2, 4, 4), 4, 4), ((2, 4, 4), 4, 3), ((3, 5), 7, 7), ((5, 16, 16), 8, 4))]
+
+
+IMAGES = {"prediction": single(32, 64, 64, 3), "target": single(32, 64, 64, 3), "measured": True}
+
+
+@operation(reference=mse_forward_reference, cost=mse_forward_cost, check=_check,
+           versions=[Version("naive", mse_forward_kernel_v1),
+                     Version("vectorised", mse_forward_kernel_v2, fits=_lacks_fours)],
+           problems=[*_problems(), Problem(**IMAGES)])
+def mse_forward(prediction, target, version=None):
+    """The mean squared error over the target's elements, as an array (1,)."""
+    n = target.size
+    partials = empty((min(MAX_BLOCKS, -(-n // (4 * BLOCK))),), np.float32, like=target)
+    loss = empty((1,), np.float32, like=target)
+    channels = (uint32(target.shape[-1]), uint32(prediction.shape[-1])) if version.name == "naive" else ()
+    launch(version.kernel, partials.size, BLOCK, prediction.reshape(-1), target.reshape(-1), partials, *channels)
+    launch(sum_partials_kernel, 1, BLOCK, partials, 1.0 / n, loss)
+    return loss
+
+
+@operation(reference=mse_backward_reference, cost=mse_backward_cost, check=_check,
+           versions=[Version("naive", mse_backward_kernel_v1, width=1),
+                     Version("vectorised", mse_backward_kernel_v2, width=4, fits=_lacks_fours)],
+           problems=[*_problems(scale=0.25, dloss=single(1)), Problem(**IMAGES)])
+def mse_backward(prediction, target, scale=1.0, dloss=None, version=None):
+    """dprediction = dloss · scale · 2/n · (prediction - target); zero in channels that the target does not have.
+
+    dloss: array (1,), the gradient that arrives at the loss (None: one)
+    """
+    dprediction = empty_like(prediction)
+    if dloss is None:
+        dloss = upload(np.ones(1, np.float32), prediction)
+    channels = (uint32(target.shape[-1]), uint32(prediction.shape[-1])) if version.name == "naive" else ()
+    launch(version.kernel, -(-dprediction.size // (version.width * BLOCK)), BLOCK, prediction.reshape(-1),
+           target.reshape(-1), dloss, dprediction.reshape(-1), scale * 2.0 / target.size, *channels)
+    return dprediction

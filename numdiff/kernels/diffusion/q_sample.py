@@ -23,14 +23,35 @@ READ NEXT
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from ...device import cuda, uint32
+from ...dtypes import in_single
 from ..fuse import EACH, Operation, Place, fuse
-from ..versions import versions_by_name
+from ..operation import operation
+from ..problem import Problem, filled, single
 
 
 def per_sample(table, t, ndim):
     """table[t] shaped (B, 1, ..., 1)."""
     return table[t].reshape((-1,) + (1,) * (ndim - 1))
+
+
+# References -----------------------------------------------------------------------------------------------------------
+
+@in_single()
+def q_sample_forward_reference(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar):
+    return per_sample(sqrt_alpha_bar, t, x_0.ndim) * x_0 + per_sample(sqrt_one_minus_alpha_bar, t, x_0.ndim) * eps
+
+
+@in_single()
+def velocity_forward_reference(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar):
+    return per_sample(sqrt_alpha_bar, t, x_0.ndim) * eps - per_sample(sqrt_one_minus_alpha_bar, t, x_0.ndim) * x_0
+
+
+@in_single()
+def weigh_forward_reference(x, t, weight):
+    return per_sample(weight, t, x.ndim) * x
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
@@ -78,7 +99,21 @@ Q_SAMPLE, VELOCITY = (fuse(EACH, Operation(function, AT_STEP, EACH), EACH, name=
 WEIGH = fuse(EACH, Operation(weighed, AT_STEP), EACH, name="weigh", module=__name__)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def q_sample_forward_cost(n):
+    return 12 * n, 3 * n
+
+
+def velocity_forward_cost(n):
+    return 12 * n, 3 * n
+
+
+def weigh_forward_cost(n):
+    return 8 * n, n
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
 
 def _check(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar):
     if x_0.shape != eps.shape:
@@ -93,34 +128,38 @@ def _tables(x, t, first, second):
     return Tables(first, second, t, uint32(math.prod(x.shape[1:])))
 
 
-@versions_by_name
+def _problem(shape, steps, arrays, tables, **more):
+    """A problem of timesteps below `steps`; arrays, tables: names of the arguments of this shape, and of tables."""
+    B = shape[0]
+    return Problem(**dict.fromkeys(arrays, single(*shape)), **dict.fromkeys(tables, single(steps)),
+                   t=filled((B,), lambda rng: rng.integers(0, steps, B), np.int32), **more)
+
+
+def _problems(arrays, tables, measured):
+    """The problems of an operation: three small ones, and whether one is measured."""
+    found = [_problem(shape, 10, arrays, tables) for shape in ((2, 3, 4), (3, 5, 7), (5, 3, 3, 2))]
+    return found + ([_problem((32, 64, 64, 3), 1000, arrays, tables, measured=True)] if measured else [])
+
+
+BOTH, TABLES = ("x_0", "eps"), ("sqrt_alpha_bar", "sqrt_one_minus_alpha_bar")
+
+
+@operation(reference=q_sample_forward_reference, cost=q_sample_forward_cost, check=_check,
+           versions=Q_SAMPLE.versions(of="x_0"), problems=_problems(BOTH, TABLES, True))
 def q_sample_forward(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, version=None):
     """x_t of every sample at its own timestep t[b]."""
-    _check(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar)
-    return Q_SAMPLE.forward(x_0, _tables(x_0, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar), eps, version=version)
+    return Q_SAMPLE.forward(x_0, _tables(x_0, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar), eps, version=version.number)
 
 
-@versions_by_name
+@operation(reference=velocity_forward_reference, cost=velocity_forward_cost, check=_check,
+           versions=VELOCITY.versions(of="x_0"), problems=_problems(BOTH, TABLES, False))
 def velocity_forward(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar, version=None):
     """The v target of every sample at its own timestep t[b]."""
-    _check(x_0, eps, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar)
-    return VELOCITY.forward(x_0, _tables(x_0, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar), eps, version=version)
+    return VELOCITY.forward(x_0, _tables(x_0, t, sqrt_alpha_bar, sqrt_one_minus_alpha_bar), eps, version=version.number)
 
 
-@versions_by_name
+@operation(reference=weigh_forward_reference, cost=weigh_forward_cost, versions=WEIGH.versions(),
+           check=lambda x, t, weight: _check(x, x, t, weight, weight), problems=_problems(["x"], ["weight"], True))
 def weigh_forward(x, t, weight, version=None):
     """Every sample of x (B, ...) times the weight of its own timestep t[b]; of dy, it is the gradient."""
-    _check(x, x, t, weight, weight)
-    return WEIGH.forward(x, _tables(x, t, weight, weight), version=version)
-
-
-def q_sample_forward_cost(n):
-    return 12 * n, 3 * n
-
-
-def velocity_forward_cost(n):
-    return 12 * n, 3 * n
-
-
-def weigh_forward_cost(n):
-    return 8 * n, n
+    return WEIGH.forward(x, _tables(x, t, weight, weight), version=version.number)

@@ -38,17 +38,19 @@ import math
 import numpy as np
 
 from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32, upload
-from ..versions import versions_by_name
+from ..operation import naive_and_vectorised, operation
+from ..problem import Problem, filled, single
 
 BLOCK = 256  # threads
 
 
 # References -----------------------------------------------------------------------------------------------------------
 
-def weighted_sum_reference(weights, *arrays):
-    y = weights[0] * arrays[0]
-    for k in range(1, len(arrays)):
-        y += weights[k] * arrays[k]
+def weighted_sum_reference(weights, x, u=None, v=None):
+    y = weights[0] * x
+    for k, array in enumerate((u, v), 1):
+        if array is not None:
+            y += weights[k] * array
     return y
 
 
@@ -78,7 +80,7 @@ def blend_reference(mask, known, x):
     return np.where(mask > 0.5, known, x)
 
 
-def model_input_reference(x, numbers, copies):
+def model_input_reference(x, numbers, copies=1):
     t, a = numbers[:2]
     return np.concatenate([a * x] * copies), np.full(copies * len(x), t, x.dtype)
 
@@ -203,126 +205,9 @@ def model_input_kernel_v2(y, t, x, numbers, copies):
         t[thread] = numbers[0]
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def _check_shapes(shape, **others):
-    for name, array in others.items():
-        if tuple(array.shape) != tuple(shape):
-            raise ValueError(f"{name} has shape {tuple(array.shape)}, and must have {tuple(shape)}")
-
-
-def _check_prediction(x, prediction, parts=1):
-    if prediction.shape[:-1] != x.shape[:-1] or prediction.shape[-1] < parts * x.shape[-1]:
-        raise ValueError(f"prediction {tuple(prediction.shape)} must have the shape of x {tuple(x.shape)}, with at "
-                         f"least {parts} × {x.shape[-1]} channels")
-
-
-def _choose(version, supported, why):
-    if version == 2 and not supported:
-        raise ValueError(f"version 2 (vectorised) needs {why}; use version=1")
-    return version or (2 if supported else 1)
-
-
-def on_engine(numbers, like):
-    """A step's numbers as float32 on the device of `like`; for NumPy's arrays whatever they are."""
-    if not is_device(like) or is_device(numbers):
-        return numbers
-    return upload(np.array(numbers, np.float32), like)
-
-
-def _launch_elementwise(kernels, version, y, *args):
-    kernel, threads = (kernels[0], y.size) if version == 1 else (kernels[1], y.size // 4)
-    flat = [a.reshape(-1) if is_device(a) else a for a in args]
-    launch(kernel, -(-threads // BLOCK), BLOCK, y.reshape(-1), *flat)
-    return y
-
-
-@versions_by_name
-def weighted_sum(weights, *arrays, version=None):
-    """Σ weights[k] · arrays[k] over one to three arrays of one shape, as a new array.
-
-    weights: at least as many numbers as arrays: floats, or float32 on the engine
-    """
-    if not 1 <= len(arrays) <= 3:
-        raise ValueError(f"combine takes one to three pairs of a scalar and an array, got {len(arrays)}")
-    x = arrays[0]
-    _check_shapes(x.shape, **{f"array {i}": array for i, array in enumerate(arrays)})
-    if not is_device(x):
-        return weighted_sum_reference(weights, *arrays)
-    version = _choose(version, x.size % 4 == 0, "a multiple of 4 elements")
-    return _launch_elementwise((combine_kernel_v1, combine_kernel_v2), version, empty_like(x), len(arrays),
-                               on_engine(weights, x), *arrays, *[x] * (3 - len(arrays)))
-
-
-@versions_by_name
-def combine(*terms, version=None):
-    """Σ scalar · array over one to three pairs (scalar, array), as a new array; the arrays have one shape."""
-    return weighted_sum([scalar for scalar, _ in terms], *(array for _, array in terms), version=version)
-
-
-@versions_by_name
-def estimate_x_0(x, prediction, weights, clip=True, version=None):
-    """a · x + b · prediction over x's channels, clipped to [-1, 1] if asked, as a new array like x; weights: a, b."""
-    _check_prediction(x, prediction)
-    if not is_device(x):
-        return estimate_x_0_reference(x, prediction, weights, clip)
-    version = _choose(version, x.size % 4 == 0 and prediction.shape == x.shape,
-                      "equal shapes of a multiple of 4 elements")
-    return _launch_elementwise((estimate_x_0_kernel_v1, estimate_x_0_kernel_v2), version, empty_like(x), x, prediction,
-                               on_engine(weights, x), uint32(x.shape[-1]), uint32(prediction.shape[-1]), int(clip))
-
-
-def guide(conditional, unconditional, scale, channels):
-    """unconditional + scale · (conditional - unconditional) in the first `channels` channels, else conditional."""
-    _check_shapes(conditional.shape, unconditional=unconditional)
-    if not 1 <= channels <= conditional.shape[-1]:
-        raise ValueError(f"channels must be 1 to {conditional.shape[-1]}, got {channels}")
-    if not is_device(conditional):
-        return guide_reference(conditional, unconditional, scale, channels)
-    return _launch_elementwise((guide_kernel_v1,), 1, empty_like(conditional), conditional, unconditional, float(scale),
-                               uint32(channels), uint32(conditional.shape[-1]))
-
-
-def learned_step(x, x_0, prediction, noise, weights):
-    """a · x + b · x_0 + noise of the variance that prediction's second C channels choose, as a new array.
-
-    weights: a, b, low, high
-    """
-    _check_shapes(x.shape, x_0=x_0, noise=noise)
-    _check_prediction(x, prediction, 2)
-    if not is_device(x):
-        return learned_step_reference(x, x_0, prediction, noise, weights)
-    return _launch_elementwise((learned_step_kernel_v1,), 1, empty_like(x), x, x_0, prediction, noise,
-                               on_engine(weights, x), uint32(x.shape[-1]), uint32(prediction.shape[-1]))
-
-
-def blend(mask, known, x):
-    """known where mask is 1, x where it is 0, as a new array."""
-    _check_shapes(x.shape, mask=mask, known=known)
-    if not is_device(x):
-        return blend_reference(mask, known, x)
-    return _launch_elementwise((blend_kernel_v1,), 1, empty_like(x), mask, known, x)
-
-
-@versions_by_name
-def model_input(x, numbers, copies=1, version=None):
-    """(a · x, `copies` times over: (copies · B, ...); t for each sample of that: float32 (copies · B,)), as new arrays.
-
-    numbers: t, a
-    """
-    if not is_device(x):
-        return model_input_reference(x, numbers, copies)
-    version = _choose(version, x.size % 4 == 0, "a multiple of 4 elements")
-    y, t = (empty((copies * x.shape[0], *more), np.float32, like=x) for more in (x.shape[1:], ()))
-    kernel, threads = (model_input_kernel_v1, x.size) if version == 1 else (model_input_kernel_v2, x.size // 4)
-    launch(kernel, -(-max(threads, t.size) // BLOCK), BLOCK, y.reshape(-1), t, x.reshape(-1), on_engine(numbers, x),
-           int(copies))
-    return y, t
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
-def combine_cost(n, terms=3):
+def weighted_sum_cost(n, terms=3):
     return 4 * n * (terms + 1), n * (2 * terms - 1)
 
 
@@ -344,3 +229,131 @@ def blend_cost(n):
 
 def model_input_cost(n, copies=1):
     return 4 * n * (1 + copies), n
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check_shapes(shape, **others):
+    for name, array in others.items():
+        if tuple(array.shape) != tuple(shape):
+            raise ValueError(f"{name} has shape {tuple(array.shape)}, and must have {tuple(shape)}")
+
+
+def _check_prediction(x, prediction, parts=1):
+    if prediction.shape[:-1] != x.shape[:-1] or prediction.shape[-1] < parts * x.shape[-1]:
+        raise ValueError(f"prediction {tuple(prediction.shape)} must have the shape of x {tuple(x.shape)}, with at "
+                         f"least {parts} × {x.shape[-1]} channels")
+
+
+def on_engine(numbers, like):
+    """A step's numbers as float32 on the device of `like`; for NumPy's arrays whatever they are."""
+    if not is_device(like) or is_device(numbers):
+        return numbers
+    return upload(np.array(numbers, np.float32), like)
+
+
+def _launch_elementwise(kernel, width, y, *args):
+    """Launch a kernel whose threads have `width` elements of y each."""
+    flat = [a.reshape(-1) if is_device(a) else a for a in args]
+    launch(kernel, -(-y.size // (width * BLOCK)), BLOCK, y.reshape(-1), *flat)
+    return y
+
+
+def _check_terms(x, u, v):
+    _check_shapes(x.shape, **{name: array for name, array in (("u", u), ("v", v)) if array is not None})
+
+
+X = single(2, 3, 4)
+
+
+@operation(reference=weighted_sum_reference, cost=weighted_sum_cost, check=_check_terms,
+           versions=naive_and_vectorised(combine_kernel_v1, combine_kernel_v2),
+           problems=[Problem("1 term", weights=[0.3], x=X), Problem("2 terms", weights=[0.3, -1.2], x=X, u=X),
+                     Problem("3 terms", weights=[0.3, -1.2, 0.7], x=X, u=X, v=X),
+                     Problem("odd", weights=[0.3, -1.2], x=single(3, 5, 7), u=single(3, 5, 7))])
+def weighted_sum(weights, x, u=None, v=None, version=None):
+    """weights[0] · x + weights[1] · u + weights[2] · v, arrays of one shape, as a new array.
+
+    weights: at least as many numbers as arrays: floats, or float32 on the engine
+    """
+    arrays = [array for array in (x, u, v) if array is not None]
+    return _launch_elementwise(version.kernel, version.width, empty_like(x), len(arrays), on_engine(weights, x),
+                               *arrays, *[x] * (3 - len(arrays)))
+
+
+def combine(*terms):
+    """Σ scalar · array over one to three pairs (scalar, array), as a new array; the arrays have one shape."""
+    if not 1 <= len(terms) <= 3:
+        raise ValueError(f"combine takes one to three pairs of a scalar and an array, got {len(terms)}")
+    return weighted_sum([scalar for scalar, _ in terms], *(array for _, array in terms))
+
+
+@operation(reference=estimate_x_0_reference, cost=estimate_x_0_cost,
+           check=lambda x, prediction: _check_prediction(x, prediction),
+           versions=naive_and_vectorised(estimate_x_0_kernel_v1, estimate_x_0_kernel_v2, lambda x, prediction: (
+               f"needs equal shapes of a multiple of 4 elements, not {x.shape} and {prediction.shape}"
+               if x.size % 4 or prediction.shape != x.shape else None)),
+           problems=[Problem("clipped", x=X, prediction=X, weights=(1.3, -0.8)),
+                     Problem("not clipped", x=X, prediction=X, weights=(1.3, -0.8), clip=False),
+                     Problem("of more channels", x=single(3, 5, 7), prediction=single(3, 5, 10), weights=(0.7, -1.9)),
+                     Problem(x=single(32, 64, 64, 3), prediction=single(32, 64, 64, 3), weights=(1.3, -0.8),
+                             measured=True)])
+def estimate_x_0(x, prediction, weights, clip=True, version=None):
+    """a · x + b · prediction over x's channels, clipped to [-1, 1] if asked, as a new array like x; weights: a, b."""
+    return _launch_elementwise(version.kernel, version.width, empty_like(x), x, prediction, on_engine(weights, x),
+                               uint32(x.shape[-1]), uint32(prediction.shape[-1]), int(clip))
+
+
+def _check_guide(conditional, unconditional, channels):
+    _check_shapes(conditional.shape, unconditional=unconditional)
+    if not 1 <= channels <= conditional.shape[-1]:
+        raise ValueError(f"channels must be 1 to {conditional.shape[-1]}, got {channels}")
+
+
+@operation(reference=guide_reference, cost=guide_cost, check=_check_guide,
+           problems=[Problem(conditional=X, unconditional=X, scale=2.5, channels=3)])
+def guide(conditional, unconditional, scale, channels):
+    """unconditional + scale · (conditional - unconditional) in the first `channels` channels, else conditional."""
+    return _launch_elementwise(guide_kernel_v1, 1, empty_like(conditional), conditional, unconditional, float(scale),
+                               uint32(channels), uint32(conditional.shape[-1]))
+
+
+def _check_learned(x, x_0, prediction, noise):
+    _check_shapes(x.shape, x_0=x_0, noise=noise)
+    _check_prediction(x, prediction, 2)
+
+
+@operation(reference=learned_step_reference, cost=learned_step_cost, check=_check_learned,
+           problems=[Problem(x=X, x_0=X, prediction=single(2, 3, 8), noise=X, weights=(0.9, 0.2, -3.0, -1.0))])
+def learned_step(x, x_0, prediction, noise, weights):
+    """a · x + b · x_0 + noise of the variance that prediction's second C channels choose, as a new array.
+
+    weights: a, b, low, high
+    """
+    return _launch_elementwise(learned_step_kernel_v1, 1, empty_like(x), x, x_0, prediction, noise,
+                               on_engine(weights, x), uint32(x.shape[-1]), uint32(prediction.shape[-1]))
+
+
+@operation(reference=blend_reference, cost=blend_cost,
+           check=lambda mask, known, x: _check_shapes(x.shape, mask=mask, known=known),
+           problems=[Problem(mask=filled((2, 3, 4), lambda rng: rng.integers(0, 2, (2, 3, 4))), known=X, x=X)])
+def blend(mask, known, x):
+    """known where mask is 1, x where it is 0, as a new array."""
+    return _launch_elementwise(blend_kernel_v1, 1, empty_like(x), mask, known, x)
+
+
+@operation(reference=model_input_reference, cost=model_input_cost,
+           versions=naive_and_vectorised(model_input_kernel_v1, model_input_kernel_v2),
+           problems=[Problem("1 copy", x=X, numbers=single(2)), Problem("2 copies", x=X, numbers=single(2), copies=2),
+                     Problem("odd", x=single(3, 5, 7), numbers=single(2), copies=2),
+                     Problem(x=single(32, 64, 64, 3), numbers=single(32), measured=True)])
+def model_input(x, numbers, copies=1, version=None):
+    """(a · x, `copies` times over: (copies · B, ...); t for each sample of that: float32 (copies · B,)), as new arrays.
+
+    numbers: t, a
+    """
+    y, t = (empty((copies * x.shape[0], *more), np.float32, like=x) for more in (x.shape[1:], ()))
+    threads = x.size // version.width
+    launch(version.kernel, -(-max(threads, t.size) // BLOCK), BLOCK, y.reshape(-1), t, x.reshape(-1),
+           on_engine(numbers, x), int(copies))
+    return y, t

@@ -37,9 +37,10 @@ import math
 
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, store4, uint32, upload
+from ...device import cuda, empty, empty_like, float32, launch, load4, store4, uint32, upload
+from ..operation import lacks_multiple, naive_and_vectorised, operation
 from ..optimizer.grad_norm import BLOCK, MAX_BLOCKS, block_sum
-from ..versions import versions_by_name
+from ..problem import Problem, filled, single
 from .mse import sum_partials_kernel
 from .q_sample import per_sample
 
@@ -93,10 +94,11 @@ def hybrid_loss_forward_reference(prediction, target, x_0, t, k, low, width, wei
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def hybrid_loss_backward_reference(prediction, target, x_0, t, k, low, width, weight, scale=1.0, dloss=1.0):
+def hybrid_loss_backward_reference(prediction, target, x_0, t, k, low, width, weight, scale=1.0, dloss=None):
     error, _, slope = vlb_terms_reference(prediction, target, x_0, t, k, low, width)
-    error *= dloss * scale * 2.0 / target.size
-    slope *= dloss * scale * weight / target.size
+    arrives = 1.0 if dloss is None else float(dloss[0])
+    error *= arrives * scale * 2.0 / target.size
+    slope *= arrives * scale * weight / target.size
     return np.concatenate((error, slope), axis=-1)
 
 
@@ -239,60 +241,6 @@ def hybrid_loss_backward_kernel_v2(prediction, target, x_0, t, k, low, width, dl
                factor_v * bound_slope(p2, v2, x2, step, a, b, w), factor_v * bound_slope(p3, v3, x3, step, a, b, w))
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def _check(prediction, target, x_0, t, tables, version):
-    C = target.shape[-1]
-    if prediction.shape != (*target.shape[:-1], 2 * C) or x_0.shape != target.shape:
-        raise ValueError(f"prediction {tuple(prediction.shape)} must have the target's shape {tuple(target.shape)}, "
-                         f"but twice its channels, and x_0 {tuple(x_0.shape)} that shape itself")
-    if t.shape != target.shape[:1] or t.dtype != np.int32:
-        raise ValueError(f"t must be one int32 for each of {target.shape[0]} samples, got {t.dtype}{tuple(t.shape)}")
-    if any(table.ndim != 1 or table.shape != tables[0].shape for table in tables):
-        raise ValueError("the tables must be rows of one length, one value a timestep")
-    if version == 2 and C % 4:
-        raise ValueError(f"version 2 (vectorised) takes four channels at a time, and {C} is not a multiple of 4; use "
-                         "version=1")
-    return version or (2 if C % 4 == 0 else 1)
-
-
-@versions_by_name
-def hybrid_loss_forward(prediction, target, x_0, t, k, low, width, weight, version=None):
-    """Mean squared error + weight · mean of the bound's terms, as an array (1,)."""
-    version = _check(prediction, target, x_0, t, (k, low, width), version)
-    if not is_device(prediction):
-        return hybrid_loss_forward_reference(prediction, target, x_0, t, k, low, width, weight)
-    partials = empty((min(MAX_BLOCKS, -(-target.size // (4 * BLOCK))),), np.float32, like=target)
-    loss = empty((1,), np.float32, like=target)
-    kernel = hybrid_loss_forward_kernel_v1 if version == 1 else hybrid_loss_forward_kernel_v2
-    launch(kernel, partials.size, BLOCK, prediction.reshape(-1), target.reshape(-1), x_0.reshape(-1), t, k, low, width,
-           partials, float(weight), uint32(math.prod(target.shape[1:])), uint32(target.shape[-1]))
-    launch(sum_partials_kernel, 1, BLOCK, partials, 1.0 / target.size, loss)
-    return loss
-
-
-@versions_by_name
-def hybrid_loss_backward(prediction, target, x_0, t, k, low, width, weight, scale=1.0, dloss=None,
-                         version=None):
-    """dprediction: the squared error's gradient in the first C channels, the bound's in the others, times `scale`.
-
-    dloss: array (1,), the gradient that arrives at the loss (None: one)
-    """
-    version = _check(prediction, target, x_0, t, (k, low, width), version)
-    if not is_device(prediction):
-        return hybrid_loss_backward_reference(prediction, target, x_0, t, k, low, width, weight, scale,
-                                              1.0 if dloss is None else float(dloss[0]))
-    dprediction = empty_like(prediction)
-    if dloss is None:
-        dloss = upload(np.ones(1, np.float32), prediction)
-    kernel, threads = ((hybrid_loss_backward_kernel_v1, target.size) if version == 1
-                       else (hybrid_loss_backward_kernel_v2, target.size // 4))
-    launch(kernel, -(-threads // BLOCK), BLOCK, prediction.reshape(-1), target.reshape(-1), x_0.reshape(-1), t, k, low,
-           width, dloss, dprediction.reshape(-1), scale * 2.0 / target.size, scale * weight / target.size,
-           uint32(math.prod(target.shape[1:])), uint32(target.shape[-1]))
-    return dprediction
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def hybrid_loss_forward_cost(n):
@@ -302,3 +250,73 @@ def hybrid_loss_forward_cost(n):
 
 def hybrid_loss_backward_cost(n):
     return 24 * n, 16 * n
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(prediction, target, x_0, t, k, low, width):
+    C, tables = target.shape[-1], (k, low, width)
+    if prediction.shape != (*target.shape[:-1], 2 * C) or x_0.shape != target.shape:
+        raise ValueError(f"prediction {tuple(prediction.shape)} must have the target's shape {tuple(target.shape)}, "
+                         f"but twice its channels, and x_0 {tuple(x_0.shape)} that shape itself")
+    if t.shape != target.shape[:1] or t.dtype != np.int32:
+        raise ValueError(f"t must be one int32 for each of {target.shape[0]} samples, got {t.dtype}{tuple(t.shape)}")
+    if any(table.ndim != 1 or table.shape != tables[0].shape for table in tables):
+        raise ValueError("the tables must be rows of one length, one value a timestep")
+
+
+def _two_versions(naive, vectorised):
+    return naive_and_vectorised(naive, vectorised, lambda target: lacks_multiple(4, target.shape[-1], "channels"))
+
+
+def _made(C):
+    """A function of a generator: pixels at both edges of the range and within, the first timestep and later ones."""
+    def inputs(rng):
+        shape = 3, 2, 2, C
+        target, error, v = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
+        noise = np.linspace(0.01, 0.95, 10)  # 1 - alpha_bar
+        beta = 1 - (1 - noise) / (1 - np.append(0.0, noise[:-1]))
+        low = np.log(beta * np.append(noise[0], noise[:-1]) / noise)
+        return {"prediction": np.concatenate((target + np.float32(0.3) * error, v), axis=-1), "target": target,
+                "x_0": np.clip(1.5 * rng.standard_normal(shape), -1, 1), "t": np.array([0, 4, 9], np.int32),
+                "k": beta / np.sqrt(noise), "low": low, "width": np.log(beta) - low + 0.1}
+    return inputs
+
+
+LATENTS, TABLE = single(64, 32, 32, 4), single(1000)
+MEASURED = {"prediction": single(64, 32, 32, 8), "target": LATENTS, "x_0": LATENTS,
+            "t": filled((64,), lambda rng: rng.integers(0, 1000, 64), np.int32), "k": TABLE, "low": TABLE,
+            "width": TABLE, "weight": 1.44, "measured": True}
+
+
+@operation(reference=hybrid_loss_forward_reference, cost=hybrid_loss_forward_cost, check=_check,
+           versions=_two_versions(hybrid_loss_forward_kernel_v1, hybrid_loss_forward_kernel_v2),
+           problems=[*(Problem(f"{C} channels", inputs=_made(C), weight=1.4, tolerance=5e-5) for C in (3, 4)),
+                     Problem(**MEASURED)])
+def hybrid_loss_forward(prediction, target, x_0, t, k, low, width, weight, version=None):
+    """Mean squared error + weight · mean of the bound's terms, as an array (1,)."""
+    partials = empty((min(MAX_BLOCKS, -(-target.size // (4 * BLOCK))),), np.float32, like=target)
+    loss = empty((1,), np.float32, like=target)
+    launch(version.kernel, partials.size, BLOCK, prediction.reshape(-1), target.reshape(-1), x_0.reshape(-1), t, k, low,
+           width, partials, float(weight), uint32(math.prod(target.shape[1:])), uint32(target.shape[-1]))
+    launch(sum_partials_kernel, 1, BLOCK, partials, 1.0 / target.size, loss)
+    return loss
+
+
+@operation(reference=hybrid_loss_backward_reference, cost=hybrid_loss_backward_cost, check=_check,
+           versions=_two_versions(hybrid_loss_backward_kernel_v1, hybrid_loss_backward_kernel_v2),
+           problems=[*(Problem(f"{C} channels", inputs=_made(C), weight=1.4, scale=0.5, tolerance=1e-4)
+                       for C in (3, 4)), Problem(**MEASURED)])
+def hybrid_loss_backward(prediction, target, x_0, t, k, low, width, weight, scale=1.0, dloss=None, version=None):
+    """dprediction: the squared error's gradient in the first C channels, the bound's in the others, times `scale`.
+
+    dloss: array (1,), the gradient that arrives at the loss (None: one)
+    """
+    dprediction = empty_like(prediction)
+    if dloss is None:
+        dloss = upload(np.ones(1, np.float32), prediction)
+    launch(version.kernel, -(-target.size // (version.width * BLOCK)), BLOCK, prediction.reshape(-1),
+           target.reshape(-1), x_0.reshape(-1), t, k, low, width, dloss, dprediction.reshape(-1),
+           scale * 2.0 / target.size, scale * weight / target.size, uint32(math.prod(target.shape[1:])),
+           uint32(target.shape[-1]))
+    return dprediction

@@ -17,7 +17,7 @@ from ...device import cuda, empty, empty_like, float32, is_device, launch
 from ...device.requires import requires, supports
 from ...device.specialise import Variants, known_names, with_names
 from ...dtypes import HALVES, is_half, working_type
-from ..operation import Version
+from ..operation import Version, lacks_multiple
 from ..reduce import BLOCK, column_sum, cut, sample_sum
 from ..versions import NAMES, label
 from .kernel_text import RESERVED, SCOPE, Plan, kernel_text
@@ -159,20 +159,23 @@ class Fused(Variants):
         scope[name].made_here = self.module == __name__  # no process but this one can make it
         return requires("8.0")(cuda.jit(scope[name])) if self.widths[version] == 8 else cuda.jit(scope[name])
 
-    def versions(self, direction="forward", of="x"):
+    def versions(self, direction="forward", of="x", shape_of=None):
         """[Version] of an operation that is this chain in a direction, for its record (operation.py).
 
-        of: the operation's argument that has as many channels as y, or y's shape
+        of: the operation's argument that has as many channels as y, or y's shape; shape_of: function of it, y's shape
         """
         plan, found = self.plans[direction], []
         for name, number in NAMES["fused"].items():
             width = self.widths.get(number)
             if width is None or (direction, number) not in self or len(plan.sums) * width > MAX_SUMS or (
-                    width == 8 and plan.sums):
+                    number == 3 and plan.sums):
                 continue
-            more = {} if width == 1 else {"fits": functools.partial(_lacks_neighbours, plan, width), "of": (of,)}
-            if width == 8:  # of float32 that is no faster
-                more |= {"requires": "8.0", "dtypes": tuple(HALVES)}
+            fits = functools.partial(_lacks_neighbours, plan, width, shape_of)
+            more = {} if width == 1 else {"fits": fits, "of": (of,)}
+            if width == 8:
+                more["requires"] = "8.0"
+            if number == 3:  # of float32 it is no faster
+                more["dtypes"] = tuple(HALVES)
             found.append(Version(name, number=number, **more))
         return found
 
@@ -285,10 +288,9 @@ class Fused(Variants):
         return version
 
 
-def _lacks_neighbours(plan, width, like):
+def _lacks_neighbours(plan, width, shape_of, like):
     """What a version of `width` neighbours needs and an array, or its shape, lacks; None where it takes it."""
-    row = plan.row(getattr(like, "shape", like))
-    return f"takes {width} elements at a time, and {row} is not a multiple of {width}" if row % width else None
+    return lacks_multiple(width, plan.row(shape_of(like) if shape_of else getattr(like, "shape", like)))
 
 
 @functools.cache

@@ -14,6 +14,7 @@
     plan.py                which tile version 3 gets, and whether it is worth it
     one_pass_launch.py     version 3's launches
     normalise.py       v4  with statistics that the convolution left
+    problems.py            what the check, the tests and the benchmark run
     launcher.py        which of them runs
 
 READ NEXT

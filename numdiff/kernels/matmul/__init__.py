@@ -9,6 +9,11 @@
     vectorised.py       v4 vectorised: 16-byte loads, 8 × 8 outputs a thread, the next tile prefetched
     split_k.py          a long sum shared by many blocks
     mma.py              v5 mma: float16 on the tensor cores of sm_80 and later: mma.sync, ldmatrix, cp.async
+    mma_levels/         the ladder of mma.sync: one idea a level, on the way to v5
+    mma_layout.py       its tiles, constants and arguments
+    mma_epilogues.py    what becomes of its sums: float16 or float32, a residual, GELU
+    mma_group.py        the gradients of several weights in one launch of it, from a table of units
+    split_half.py       sums of these products in slices: float32 results, and the pass that adds slices up
     tf32.py             v5 tf32: float32 on the same units, rounded to tf32 on the way, where the device's switch is on
     levels/             the Hopper ladder: one idea a level, on the way to v6
     hopper/             v6 hopper: float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply; its epilogues
@@ -26,6 +31,7 @@ SOURCE
     34 (2008), section 4; on GPUs: Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008.
 """
 from .activations import (
+    activation_supports,
     gelu_supports,
     matmul_gate_forward,
     matmul_gelu_backward,
@@ -54,8 +60,9 @@ from .pair import matmul_pair_backward, matmul_pair_forward, matmul_pair_gradien
 from .reference import matmul_forward_cost, matmul_forward_reference
 from .symmetric import matmul_symmetric
 
-__all__ = ["Gated", "Matrices", "fp8_supports", "gelu_supports", "matmul_backward", "matmul_forward",
-           "matmul_forward_cost", "matmul_forward_reference", "matmul_fp8_forward", "matmul_fp8_forward_cost",
+__all__ = ["Gated", "Matrices", "activation_supports", "fp8_supports", "gelu_supports", "matmul_backward",
+           "matmul_forward", "matmul_forward_cost", "matmul_forward_reference", "matmul_fp8_forward",
+           "matmul_fp8_forward_cost",
            "matmul_fp8_gelu_backward", "matmul_fp8_gelu_forward", "matmul_fp8_gelu_forward_cost",
            "matmul_fp8_gradient", "matmul_fp8_gradient_cost",
            "matmul_fp8_swiglu_backward", "matmul_fp8_swiglu_forward", "matmul_fp8_swiglu_forward_cost",

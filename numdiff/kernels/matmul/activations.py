@@ -4,8 +4,8 @@
                 residual + gate · (x·Wᵀ + bias)             (z, residual + scale · z), z = x·Wᵀ + bias
     backward    (dy·W) ∘ GELU'(u), and GELU(u) again        what SwiGLU's backward makes of dy·W
 
-Rung 6 has an epilogue for each (hopper/epilogues.py and its neighbours). Elsewhere the product is followed by a kernel
-of ../elementwise.py, ../transformer/swiglu.py or ../transformer/gate.py.
+Rung 6 has an epilogue for each (hopper/epilogues.py and its neighbours), rung 5 for GELU (mma_epilogues.py). Elsewhere
+the product is followed by a kernel of ../elementwise.py, ../transformer/swiglu.py or ../transformer/gate.py.
 
 SOURCE
     ../elementwise.py, ../transformer/swiglu.py and ../transformer/gate.py, for the functions.
@@ -22,27 +22,51 @@ from ..elementwise import gelu_backward, gelu_forward
 from ..transformer.gate import gate_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
 from ..versions import capped
+from . import mma
 from .choice import by_eight, half_tile
 from .hopper.kernel import KERNELS
 from .hopper.launcher import launch_hopper
 from .hopper.layout import ACTIVATIONS
 from .launcher import matmul_forward
+from .mma_layout import ACTIVATION_TILES
+from .mma_layout import ACTIVATIONS as ACTIVATIONS_5
 
 
-def gelu_supports(x, *extents):
-    """True where rung 6 takes products of x, so that GELU and its derivative cost no pass of their own.
+def activation_supports(x, *extents):
+    """True where rung 6 takes products of x, so that what follows them costs no pass of its own.
 
     extents: of the matrices along the axes that are contiguous in one of them
     """
-    return (is_device(x) and is_half(x.dtype) and supports(x, KERNELS) and capped("matmul", 6) == 6
-            and by_eight((x,), extents))
+    return rung_of(x) == 6 and by_eight((x,), extents)
+
+
+def gelu_supports(x, *extents):
+    """True where rung 5 or 6 takes products of x, so that GELU and its derivative cost no pass of their own; extents:
+    as in `activation_supports`."""
+    return rung_of(x) > 4 and by_eight((x,), extents)
+
+
+def rung_of(x):
+    """The rung on tensor cores that takes products of x, an array: 6, 5, or 0 where there is none."""
+    if not is_device(x) or not is_half(x.dtype):
+        return 0
+    if supports(x, KERNELS) and capped("matmul", 6) == 6:
+        return 6
+    return 5 if supports(x, mma.KERNELS) and capped("matmul", 5) == 5 else 0
 
 
 def _launch_activation(a, b, c, N, transpose_b, activation, other=None, bias=None, keeps_u=True, residual=None,
                        scale=None):
     """N: columns of A·B, or of each of its halves."""
     M, K = a.shape
-    (_, width), _, paired = half_tile(a.backend, 6, 1, assumed(M), 2 * N if activation == "swiglu" else N, K, False)
+    rung = rung_of(a) if activation in ACTIVATIONS_5 else 6
+    (rows, width), _, paired = half_tile(a.backend, rung, 1, assumed(M), 2 * N if activation == "swiglu" else N, K,
+                                         False)
+    if rung == 5:
+        tile = (rows, width) if (rows, width) in ACTIVATION_TILES else min(ACTIVATION_TILES)
+        mma.launch_mma(a, b, c, 1, M, N, K, False, transpose_b, bias, None, 1.0, False, tile, 1, activation, other,
+                       keeps_u)
+        return
     width = min(w for w in ACTIVATIONS[activation] if w >= width)
     launch_hopper(a, b, c, M, N, K, False, transpose_b, bias, residual, 1.0, False, width, 1,
                   activation=activation, other=other, keeps_u=keeps_u, scale=scale, paired=paired)
@@ -88,13 +112,13 @@ def matmul_gelu_backward(a, b, u, again=False):
 def matmul_swiglu_forward(a, b, bias=None, keeps_u=True):
     """(u, h) as new arrays: u = a (M, K) · b (2 · H, K)ᵀ + bias (2 · H,), h = silu(u[:, :H]) · u[:, H:].
 
-    One kernel where `gelu_supports` has K and H. keeps_u: False where no backward will ask for u, which is then None
+    One kernel where `activation_supports` has K and H. keeps_u: False where no backward will ask for u, then None
     """
     (M, K), H = a.shape, len(b) // 2
     if tuple(b.shape) != (2 * H, K) or bias is not None and tuple(bias.shape) != (2 * H,):
         raise ValueError(f"a {a.shape} needs b (2 · H, {K}) and bias (2 · H,), not {b.shape} and "
                          f"{None if bias is None else bias.shape}")
-    if not gelu_supports(a, K, H) or b.dtype != a.dtype or not by_eight((b,), ()):
+    if not activation_supports(a, K, H) or b.dtype != a.dtype or not by_eight((b,), ()):
         u = matmul_forward(a, b, transpose_b=True, bias=bias)
         return u, swiglu_forward(u)
     h = empty((M, H), a.dtype, like=a)
@@ -105,12 +129,12 @@ def matmul_swiglu_forward(a, b, bias=None, keeps_u=True):
 
 def matmul_swiglu_backward(a, b, u):
     """du (M, 2 · H) as a new array: what SwiGLU's backward makes of dh = a (M, K) · b (K, H) and its input u like du.
-    One kernel where `gelu_supports` has K and H.
+    One kernel where `activation_supports` has K and H.
     """
     (M, K), H = a.shape, b.shape[1]
     if tuple(b.shape) != (K, H) or tuple(u.shape) != (M, 2 * H):
         raise ValueError(f"a {a.shape} needs b ({K}, H) and u ({M}, 2 · H), not {b.shape} and {u.shape}")
-    if not gelu_supports(a, K, H) or b.dtype != a.dtype or u.dtype != a.dtype or not by_eight((b, u), ()):
+    if not activation_supports(a, K, H) or b.dtype != a.dtype or u.dtype != a.dtype or not by_eight((b, u), ()):
         return swiglu_backward(matmul_forward(a, b), u)
     du = empty((M, 2 * H), a.dtype, like=a)
     _launch_activation(a, b, du, H, False, "swiglu_gradient", u)
@@ -122,7 +146,7 @@ def matmul_swiglu_backward(a, b, u):
 def matmul_gate_forward(a, b, bias, residual, gated):
     """residual (M, N) + gate · (a (M, K) · b (N, K)ᵀ + bias (N,)) as a new array (M, N), for a `Gated` like a.
 
-    Only where `gelu_supports` has K and N; the sum in brackets is rounded before it is gated.
+    Only where `activation_supports` has K and N; the sum in brackets is rounded before it is gated.
     """
     (M, _), N = a.shape, b.shape[0]
     if gated.tokens % 16 or M % gated.tokens or gated.first % 2 or gated.pitch % 2:
@@ -135,7 +159,7 @@ def matmul_gate_forward(a, b, bias, residual, gated):
 
 def matmul_layer_scale_forward(a, b, bias, scale, residual, keeps_z=True):
     """(z, residual + scale (N,) · z) as new arrays, z = a (M, K) · b (N, K)ᵀ + bias (N,), residual (M, N); in one
-    kernel where `gelu_supports`.
+    kernel where `activation_supports`.
 
     keeps_z: False where no backward will ask for z, which is then None
     """
@@ -143,7 +167,7 @@ def matmul_layer_scale_forward(a, b, bias, scale, residual, keeps_z=True):
     if tuple(b.shape) != (N, K) or any(tuple(v.shape) != (N,) for v in (bias, scale)) or residual.shape != (M, N):
         raise ValueError(f"a {a.shape} needs b (N, {K}), bias and scale (N,) and a residual ({M}, N), not {b.shape}, "
                          f"{bias.shape}, {scale.shape} and {residual.shape}")
-    if not gelu_supports(a, K, N) or not (a.dtype == b.dtype == residual.dtype) or not by_eight((b, residual), ()):
+    if not (activation_supports(a, K, N) and a.dtype == b.dtype == residual.dtype and by_eight((b, residual), ())):
         z = matmul_forward(a, b, transpose_b=True, bias=bias)
         return z, gate_forward(residual.reshape(1, M, N), z.reshape(1, M, N), scale.reshape(1, N)).reshape(M, N)
     y = empty((M, N), a.dtype, like=a)

@@ -23,6 +23,7 @@ from . import register_tiles, vectorised
 from .hopper.layout import BK, BM, STAGES, SYMMETRIC_WIDTHS
 from .hopper.symmetric_epilogue import tiles_of
 from .hopper.work import schedule
+from .mma_layout import TILES
 
 WORK = {(128, 128): 1.20, (128, 64): 1.25, (64, 64): 1.30}  # instructions for each multiply-add, counted for sm_90
 SHORTEST_SLICE = 64  # of K: below this the second pass costs more than the split saves
@@ -31,8 +32,9 @@ SLICE_TRAFFIC = 0.25  # multiply-adds of one multiprocessor in the time that 132
 # 16 bits: ns of a multiprocessor for 64 of K and for the epilogue of a tile, on an H100 whose L2 cache feeds all at
 # once: 2.08 ns for each row of 64 k that comes in (0.80 µs for a step of 128 × 256), 2.5 for each column of a tile
 HALF_TILES = {6: {(BM, n): (2.08 * (BM + n), 2.5 * n) for n in STAGES},
-              5: {(128, 128): (700.0, 600.0), (64, 64): (260.0, 200.0)}}
-PAIRS = False  # whether blocks of rung 6 work in pairs where the card's table does not say: no faster (NOTES.md)
+              # the blocks that a multiprocessor has at once, together (an H200: docs/log/2026-11-mma.md)
+              5: {(128, 256): (1100.0, 1200.0), (128, 128): (1250.0, 900.0), (64, 64): (1000.0, 600.0)}}
+PAIRS = False  # whether blocks of rung 6 work in pairs where the card's table does not say: docs/log/kernels.md
 HALF_SLICE = 512  # of K: the shortest slice
 HALF_SECOND_PASS = 3000.0  # ns of a launch more
 HALF_START = 3000.0  # ns until a kernel's first tile is multiplied, and from the last one to the next kernel
@@ -102,10 +104,10 @@ def choose_half(version, batch, M, N, K, can_split, multiprocessors, widths=tupl
         if version == 6 and tile[1] not in widths:
             continue
         tiles_of_c = batch * -(-M // tile[0]) * -(-N // tile[1])
-        splits = {1}
+        splits, blocks = {1}, multiprocessors * (TILES[tile].blocks if version == 5 else 1)
         if can_split:
-            splits |= {max(1, min(turns * multiprocessors // tiles_of_c, K // HALF_SLICE)) for turns in range(1, 9)}
-            splits.add(max(1, min(multiprocessors // tiles_of_c + 1, K // HALF_SLICE)))
+            splits |= {max(1, min(turns * blocks // tiles_of_c, K // HALF_SLICE)) for turns in range(1, 9)}
+            splits.add(max(1, min(blocks // tiles_of_c + 1, K // HALF_SLICE)))
         for slices in sorted(splits):
             k_tiles, rounds = -(-K // 64), 1
             if version == 6:
@@ -114,7 +116,7 @@ def choose_half(version, batch, M, N, K, can_split, multiprocessors, widths=tupl
                 steps, alone = -(-k_tiles // slices), 0
                 slices = -(-k_tiles // steps)
             if not alone:
-                rounds = -(-tiles_of_c * slices // multiprocessors)
+                rounds = -(-tiles_of_c * slices // blocks)
             estimate = HALF_START + rounds * (steps * step + epilogue)
             if alone:  # a block with several short slices has as many epilogues
                 each = -(-tiles_of_c // (multiprocessors - alone))

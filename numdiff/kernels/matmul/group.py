@@ -37,12 +37,12 @@ from .hopper.kernel import kernel_for
 from .hopper.launcher import map_of
 from .hopper.layout import BK, BM, THREADS, Arrays, Epilogue, Maps, shared_bytes
 from .hopper.row_sums import WRITE_ROW_SUMS
-from .mma import unused
+from .split_half import unused
 
 WIDTHS = 256, 192, 128  # of tiles
 GROUP_KERNELS = Variants(WIDTHS, lambda BN: kernel_for(BN, True, True, False, grouped=True, module=__name__))
 SHORTEST = 8  # steps of a slice, of BK = 64 each
-OF_ESTIMATE = {256: 1.02, 192: 0.95, 128: 0.83}  # measured over estimated time (an H100, three DiTs: NOTES.md)
+OF_ESTIMATE = {256: 1.02, 192: 0.95, 128: 0.83}  # measured over estimated time: docs/log/kernels.md
 MOST_CUT = 1 / 8  # of the tiles: where more are cut, launches took up to half as long again as estimated
 COUNTERS = 4 * MULTIPROCESSORS  # at least: two for each tile that is cut, of which there are fewer than multiprocessors
 

@@ -57,8 +57,8 @@ from .hopper.kernel import kernel_for
 from .hopper.launcher import map_of_halves
 from .hopper.layout import BK, BM, BOX, SWIGLU_WIDTHS, THREADS, Epilogue, Maps, Work, shared_bytes
 from .hopper.work import schedule
-from .mma import add_partials, unused
 from .reference import matmul_forward_cost
+from .split_half import add_partials, unused
 
 STEP = 128  # of k in a stage: 128 bytes, the widest swizzle; and between two promotions
 WIDTHS = {True: (64, 128, 192), False: (64, 128, 192, 256)}  # of a tile, with and without promotion

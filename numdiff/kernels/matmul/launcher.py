@@ -24,7 +24,7 @@ from ..any_batch import assumed
 from ..elementwise import cast_forward
 from ..reduce import column_sum
 from ..versions import capped, label, versions_by_name
-from . import mma, naive, register_tiles, split_k, tf32, tiled, vectorised
+from . import mma, mma_group, naive, register_tiles, split_k, tf32, tiled, vectorised
 from .choice import as_assumed, by_eight, by_four, choose_tile, half_tile, operand_by_four, slice_of
 from .hopper.kernel import KERNELS
 from .hopper.launcher import launch_hopper, takes_batch
@@ -158,9 +158,13 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
     if row_sums is not None and (version != 6 or c.dtype != np.float32 or row_sums.offset % 16):
         column_sum(a, row_sums)
         row_sums = None
+    if (version == 5 and transpose_a and not transpose_b and batch == 1 and bias is None and alpha == 1
+            and c.dtype == np.float32 and mma_group.pays(M, N, K, multiprocessors_of(a))):
+        mma_group.launch_group([(a, b, c)], accumulate)
+        return
     if version > 2:
         tile, slices, paired = half_tile(a.backend, version, *as_assumed(batch, M), N, K,
-                                         c.dtype == np.float32 and batch == 1)
+                                         batch == 1 and (version == 5 or c.dtype == np.float32))
         if version == 6:
             a, b, c = (x.reshape(-1, x.shape[-1]) for x in (a, b, c))
             launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate,

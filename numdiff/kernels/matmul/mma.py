@@ -5,22 +5,22 @@ WHAT IS NEW, AND WHY IT PAYS
         instructions of 32 (one a lane). Accumulators stay float32, operands are float16: half the bytes as well.
     ldmatrix: loads the fragments that mma.sync needs and spreads them over the lanes as it needs them; `.trans`
         transposes an operand that is contiguous along m or n. So no case of transposes needs a copy.
-    cp.async in STAGES stages: tiles go from global to shared memory without passing through registers, two of them in
-        flight while a third is multiplied.
-A BLOCK'S TILE is 128 × 128 with eight warps of 64 × 32, or 64 × 64 with four of 32 × 32 where C is small, and steps
-    along K by 32. For each 16 of k a large warp loads 4 + 2 fragments for 16 mma.
-TILES IN SHARED MEMORY, and their swizzles: eight addresses of an ldmatrix must fall into eight different groups of four
-    banks.
-        along k          rows of 32 k, 64 bytes: chunk c (16 bytes) of row r lies at c ^ (r / 2 % 4)
-        along m or n     a row for each k, of the tile's 64 or 128 columns: chunk c of row k lies at c ^ (k % 8)
+    cp.async in STAGES stages: tiles go from global to shared memory without passing through registers, some of them in
+        flight while one is multiplied.
+    Large warp tiles: a warp of 64 × 64 loads 4 + 4 fragments of A and B for 32 mma, half of what one of 32 × 32 loads.
+        Shared memory moves 128 bytes a cycle, and this decides (docs/log/2026-11-mma.md).
+    Fragments of the next 16 of k are loaded while those of the last 16 are multiplied: two sets of registers.
+    A persistent grid: a block goes from tile to tile, and its copies run ahead into the next tile during an epilogue.
+A BLOCK'S TILE is 128 × 256 (eight warps) or 128 × 128 (four; two blocks a multiprocessor), a warp's 64 × 64; 64 × 64
+    with four warps of 32 × 32 where C is small. TILES says how far each steps along K, and how many stages: what fits
+    into the 99 KiB of sm_86, sm_89 and sm_120.
+TILES IN SHARED MEMORY, their swizzles, and why B's columns are spread: ../../device/tiles.py
 EPILOGUE
-    alpha · accumulator + bias + residual in float32. float16: rounded, and written by way of a patch of shared memory
-    that each warp has to itself, so that four lanes write 64 neighbouring bytes. float32: pairs of lanes exchange
-    halves and write 16 bytes each; a slice of a split K writes its partial sums in this way, too, and
-    ../second_pass.py adds them up; with a factor or a bias `add_partials_kernel`.
+    mma_epilogues.py. A lane has eight neighbouring columns of a row: it loads and writes 16 bytes, without going
+    through shared memory. A slice of a split K writes its partial sums, and split_half.py adds them up.
 LAUNCH
-    grid (tiles of C, slices of K, batch), 256 or 128 threads, 48 or 24 KiB of shared memory: two blocks of 256 on a
-    multiprocessor that has 100 KiB.
+    as many blocks as fit on all multiprocessors at once, or as there are units; 256 or 128 threads; 48 to 96 KiB of
+    shared memory.
 NEEDS
     contiguous extents that are multiples of 8: every chunk is then aligned, and wholly inside or outside.
 DETERMINISM
@@ -28,366 +28,420 @@ DETERMINISM
 SOURCE
     PTX ISA, sections 9.7.14.5 (mma, ldmatrix) and 9.7.9.25.3 (cp.async).
 READ NEXT
-    hopper/, where TMA and instructions up to 128 times as large take over.
+    mma_layout.py; hopper/, where TMA and instructions up to 128 times as large take over.
 """
 import itertools
 from typing import NamedTuple
 
 import numpy as np
 
-from ...device import DeviceArray, cuda, empty, float32, int32, launch, load4, opaque, uint32
+from ...device import copy_into, cuda, empty, float32, int32, int64, launch, opaque, uint32
 from ...device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
+from ...device.eight import array_of, prefetch_l2
 from ...device.half import in_bfloat16
-from ...device.limits import FULL_MASK
 from ...device.requires import requires
-from ...device.specialise import Constant, Variants, specialise
-from ...device.tensor_core import (
-    ldmatrix_x4,
-    ldmatrix_x4_trans,
-    load_word,
-    load_words4,
-    mma_m16n8k16_into,
-    pack_half2,
-    store_word,
-    store_words4,
-    unpack_half2,
+from ...device.specialise import Variants, specialise
+from ...device.tensor_core import load_words4, mma_m16n8k16_into
+from ...device.tiles import (
+    a_across,
+    a_along_k,
+    b_across,
+    b_spread,
+    fragment,
+    place_across,
+    place_along_k,
+    place_spread,
 )
-from ...dtypes import is_half
-from ..second_pass import Sum, add_parts
-from .operands import Epilogue
-from .vectorised import write_four
+from .mma_epilogues import finish_rows, load_biases
+from .mma_layout import (
+    A_ACROSS,
+    A_BYTES,
+    A_COPIES,
+    A_PASS,
+    A_ROW,
+    ACTIVATION_TILES,
+    ACTIVATIONS,
+    ADDING,
+    B_ACROSS,
+    B_COPIES,
+    B_PASS,
+    B_ROW,
+    BK,
+    COLUMNS,
+    END,
+    END_NAMES,
+    FIELDS,
+    GELU,
+    GROUP,
+    GROUPED,
+    LAST_STAGE,
+    PENDING,
+    PLAIN,
+    PREFETCHES,
+    PRODUCTS,
+    ROW_SUMS,
+    ROWS,
+    STAGE_BYTES,
+    STAGES,
+    SUMS,
+    THREADS,
+    TILE_M,
+    TILE_N,
+    TILES,
+    WARPS_N,
+    Arrays,
+    Epilogue,
+    Place,
+    shared_bytes,
+    threads_of,
+    work_of,
+)
+from .split_half import add_partials, unused
 
-BK = 32  # of K in a tile: two mma deep
-STAGES = 3
-PENDING = STAGES - 2  # groups that may be on their way while a tile is multiplied
-TILES = {(128, 128): (2, 4), (64, 64): (2, 2)}  # tile of C -> warps along m and n
-COLUMNS = 32  # of C for each warp
-PITCH = COLUMNS * 2 + 16  # bytes of a row of a warp's patch: eight rows start in eight different groups of banks
-PARTIALS_BLOCK = 256
-PLANES = 4 * PARTIALS_BLOCK  # shared elements: four planes
-MANY_PARTIALS = 8  # slices from which the warps of a block share them: one thread's loads would come one by one
 
-# Of each kernel: the tile of C, the case of transposes (across: contiguous along m or n), the kind of result
-TILE_M, TILE_N, A_ACROSS, B_ACROSS, HALF = Constant(), Constant(), Constant(), Constant(), Constant()
-THREADS = Constant(lambda TILE_M, TILE_N: threads_of((TILE_M, TILE_N)))
-WARPS_N = Constant(lambda TILE_M, TILE_N: TILES[TILE_M, TILE_N][1])
-ROWS = Constant(lambda TILE_M, TILE_N: TILE_M // TILES[TILE_M, TILE_N][0])  # of a warp, and accumulators of a thread
-FRAGMENTS = Constant(lambda ROWS: ROWS // 16)
-A_BYTES, B_BYTES = Constant(lambda TILE_M: TILE_M * BK * 2), Constant(lambda TILE_N: TILE_N * BK * 2)
-B_FIRST = Constant(lambda A_BYTES: STAGES * A_BYTES)  # all stages of A, then those of B
+class Unit(NamedTuple):
+    """What a block multiplies: of which matrix of a batch, or product of a group; the first row and column; k from
+    where to where; which slice, or where a group's partial sums go, -1 if they are the result; the product's extents.
+    """
 
-
-class Operand(NamedTuple):
-    """A block's part of A or B: where the matrix starts, the first row of the tile (B: column), how many there are."""
-
-    start: int
-    first: int
-    extent: int
-
-
-class Extents(NamedTuple):
-    """Of C."""
-
+    matrix: int
+    row: int
+    column: int
+    k: int
+    k_end: int
+    part: int
     M: int
     N: int
 
 
-class Place(NamedTuple):
-    """Where a warp's outputs go: where C begins, its first row and column there, the byte of its patch."""
+class Ahead(NamedTuple):
+    """Where a thread's copies are: the unit and its k; the elements of A and B that are copied next; its first row of A
+    and of B (of an operand across, the k where its column ends: 0 beyond the last column); extents."""
 
-    start: int
-    row: int
-    column: int
-    patch: int
+    unit: int
+    matrix: int
+    k: int
+    k_end: int
+    a_at: int
+    b_at: int
+    a_first: int
+    b_first: int
+    M: int
+    N: int
 
 
-# Tiles in shared memory -----------------------------------------------------------------------------------------------
+class Fragments(NamedTuple):
+    """16 of k for a warp: 64 rows of A, 64 columns of B; of a small warp tile only the first halves are used."""
+
+    a0: tuple
+    a1: tuple
+    a2: tuple
+    a3: tuple
+    b0: tuple
+    b1: tuple
+    b2: tuple
+    b3: tuple
+
+
+# Units ----------------------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
-def place_along_k(row, chunk):
-    """Byte of a chunk in a tile whose rows run along k."""
-    return int32(row * 64 + ((chunk ^ (row >> 1 & 3)) << 4))
+def quotient(a, b, inverse):
+    """(a // b, a % b) of numbers that are not negative; inverse: 2³² / b, rounded down."""
+    q = int32(int64(a) * int64(inverse) >> 32)  # or one less
+    rest = int32(a - int32(q * b))
+    if rest >= b:
+        q, rest = int32(q + 1), int32(rest - b)
+    return q, rest
 
 
 @cuda.jit(device=True, forceinline=True)
-def place_across(k, chunk, row_bytes):
-    """Byte of a chunk in a tile with a row for each k."""
-    return int32(k * row_bytes + ((chunk ^ (k & 7)) << 4))
+def unit_of(number, work):
+    """The `Unit` with this number; one beyond the last has no k."""
+    if GROUPED:
+        return unit_in_table(number, work)
+    matrix, part, tile = int32(0), int32(0), int32(number)
+    if work.parts > 1:
+        part, tile = quotient(tile, work.tiles, work.inverse_tiles)
+        if work.slices == 1:
+            matrix, part = part, int32(0)
+    group, tile = quotient(tile, work.group, work.inverse_group)
+    first = int32(group * GROUP)
+    rows = int32(work.tiles_m - first)
+    if rows >= GROUP:
+        column, row = int32(tile // GROUP), int32(tile % GROUP)
+    else:
+        column = int32(uint32(tile) // uint32(rows))
+        row = int32(tile - column * rows)
+    k = int32(part * work.slice_length)
+    k_end = int32(min(int32(k + work.slice_length), int32(work.K)))
+    if number >= work.units:
+        k_end = k
+    return Unit(matrix, int32(int32(first + row) * TILE_M), int32(column * TILE_N), k, k_end, part, int32(work.M),
+                int32(work.N))
 
 
 @cuda.jit(device=True, forceinline=True)
-def fetch_tile(tile, x, start, first, k, extent, k_end, K, rows, across, t, threads):
-    """Start this thread's two copies of an operand's tile: rows first … of `extent`, from k on; zeros beyond the ends.
+def unit_in_table(number, work):
+    matrix = row = column = k = k_end = part = M = N = uint32(0)
+    if number < work.units:
+        matrix, row, column, k = load_words4(work.table, number * FIELDS)
+        k_end, part, M, N = load_words4(work.table, number * FIELDS + 4)
+    return Unit(int32(matrix), int32(row), int32(column), int32(k), int32(k_end), int32(part), int32(M), int32(N))
 
-    start: of the matrix in x; across: the matrix is (K, extent) and not (extent, K)
-    """
-    for i in range(2):
-        e = int32(t + i * threads)
+
+# From global to shared memory -----------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def start_of(matrix, first, k, k_end, extent, K, across, row_bytes, t):
+    """(element of a thread's first chunk at k, what `Ahead` has as a_first) of an operand with `extent` rows in the
+    tile's direction."""
+    chunks = row_bytes // 16
+    row, chunk = int32(t // chunks), int32(t % chunks)
+    start = int64(0) if GROUPED else int64(matrix) * extent * K
+    if across:
+        column = int32(first + 8 * chunk)
+        return start + int64(int32(k + row)) * extent + column, int32(k_end if column < extent else 0)
+    return start + int64(int32(first + row)) * K + int32(k + 8 * chunk), int32(first + row)
+
+
+@cuda.jit(device=True, forceinline=True)
+def ahead_at(number, work, t):
+    """A thread's `Ahead` at the start of a unit."""
+    unit = unit_of(number, work)
+    a_at, a_first = start_of(unit.matrix, unit.row, unit.k, unit.k_end, unit.M, work.K, A_ACROSS, A_ROW, t)
+    b_at, b_first = start_of(unit.matrix, unit.column, unit.k, unit.k_end, unit.N, work.K, B_ACROSS, B_ROW, t)
+    return Ahead(int32(number), unit.matrix, unit.k, unit.k_end, int64(a_at), int64(b_at), a_first, b_first, unit.M,
+                 unit.N)
+
+
+@cuda.jit(device=True, forceinline=True)
+def advance(ahead, work, t):
+    """One step along K, or to the next unit."""
+    k = int32(ahead.k + BK)
+    if k < ahead.k_end:
+        return Ahead(ahead.unit, ahead.matrix, k, ahead.k_end,
+                     int64(ahead.a_at + int64(BK) * (ahead.M if A_ACROSS else 1)),
+                     int64(ahead.b_at + int64(BK) * (ahead.N if B_ACROSS else 1)), ahead.a_first, ahead.b_first,
+                     ahead.M, ahead.N)
+    return ahead_at(int32(ahead.unit + int32(cuda.gridDim.x)), work, t)
+
+
+@cuda.jit(device=True, forceinline=True)
+def fetch_operand(x, tile, at, first, k, k_end, extent, K, across, spread, row_bytes, rows, copies, t):
+    """Start this thread's copies of an operand's tile, `rows` rows from one to the next; zeros beyond the ends."""
+    chunks = row_bytes // 16
+    row, chunk = int32(t // chunks), int32(t % chunks)
+    for i in range(copies):
         if across:
-            row, chunk = int32(e // (rows // 8)), int32(e % (rows // 8))
-            inside = k + row < k_end and first + 8 * chunk < extent
-            cp_async_16_zfill(tile + place_across(row, chunk, rows * 2), x,
-                              start + (k + row) * extent + first + 8 * chunk, int32(16) if inside else int32(0))
+            inside = int32(k + row + i * rows) < first
+            place, index = place_across(row, chunk, row_bytes) + i * rows * row_bytes, at + int64(i * rows) * extent
         else:
-            row, chunk = int32(e // 4), int32(e % 4)
-            inside = first + row < extent and k + 8 * chunk < k_end
-            cp_async_16_zfill(tile + place_along_k(row, chunk), x, start + (first + row) * K + k + 8 * chunk,
-                              int32(16) if inside else int32(0))
+            inside = int32(first + i * rows) < extent and int32(k + 8 * chunk) < k_end
+            near = int32(row + i * rows % 32)  # 32 rows further the swizzle is the same
+            place = place_spread(near, chunk, row_bytes) if spread else place_along_k(near, chunk, row_bytes)
+            place, index = place + i * rows // 32 * 32 * row_bytes, at + int64(i * rows) * K
+        cp_async_16_zfill(uint32(tile + place), x, index, uint32(16) if inside else uint32(0))
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_a(tile, row, step, across, rows, lane):
-    """The fragment of A at `row` of a tile and its k 16 · step …"""
-    if across:
-        k = int32(16 * step + lane % 8 + lane // 16 * 8)
-        return ldmatrix_x4_trans(tile + place_across(k, (row >> 3) + lane // 8 % 2, rows * 2))
-    return ldmatrix_x4(tile + place_along_k(row + lane % 16, 2 * step + lane // 16))
+def fetch(a, b, stage, ahead, work, t):
+    """Start this thread's copies of both tiles, and make them a group."""
+    left, right = a, b
+    if GROUPED:
+        left, right = array_of(ahead.matrix, a), array_of(ahead.matrix, b)
+    fetch_operand(left, stage, ahead.a_at, ahead.a_first, ahead.k, ahead.k_end, ahead.M, work.K, A_ACROSS, False,
+                  A_ROW, A_PASS, A_COPIES, t)
+    fetch_operand(right, int32(stage + A_BYTES), ahead.b_at, ahead.b_first, ahead.k, ahead.k_end, ahead.N, work.K,
+                  B_ACROSS, True, B_ROW, B_PASS, B_COPIES, t)
+    cp_async_commit()
+
+
+# From shared memory to registers --------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def load_a(stage, step, i, warp_row, lane):
+    """The fragment of A's rows 16 · i …"""
+    if A_ACROSS:
+        return fragment(uint32(opaque(int32(stage + a_across(int32(warp_row + 16 * i), lane, A_ROW)))
+                               + step * 16 * A_ROW), True)
+    return fragment(uint32(opaque(int32(stage + a_along_k(warp_row, step, lane, A_ROW))) + i * 16 * A_ROW), False)
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_b(tile, column, step, across, columns, lane):
-    """Two fragments of B, at `column` of a tile and 8 further, in four words."""
-    if across:
-        k = int32(16 * step + lane % 8 + lane // 8 % 2 * 8)
-        return ldmatrix_x4_trans(tile + place_across(k, (column >> 3) + lane // 16, columns * 2))
-    return ldmatrix_x4(tile + place_along_k(column + lane % 8 + lane // 16 * 8, 2 * step + lane // 8 % 2))
-
-
-# Epilogues ------------------------------------------------------------------------------------------------------------
-
-@cuda.jit(device=True, forceinline=True)
-def write_fragment(c, start, a0, a1, a2, a3, row, column, lane, shape, bias, epilogue):
-    """A fragment's four accumulators as float32. A lane has two of `row` and two of the row 8 below, so it gives one
-    pair to its neighbour and gets another: even lanes write 16 bytes of `row`, odd ones of the row below.
-
-    row: of the lane; column: where the fragment's 8 columns begin; shape: has M and N
-    """
-    even = lane & 1 == 0
-    got0 = cuda.shfl_xor_sync(FULL_MASK, a2 if even else a0, 1)
-    got1 = cuda.shfl_xor_sync(FULL_MASK, a3 if even else a1, 1)
-    v0, v1, v2, v3 = a0, a1, got0, got1
-    if not even:
-        v0, v1, v2, v3 = got0, got1, a2, a3
-        row = int32(row + 8)
-    n = int32(column + lane % 4 // 2 * 4)
-    if row < shape.M:
-        write_four(c, start + row * shape.N + n, v0, v1, v2, v3, n, shape.N, bias, epilogue)
+def load_b(stage, step, j, warp_column, lane):
+    """Two fragments of B: columns 16 · j …, or of the spread 32 columns 16."""
+    tile = int32(stage + A_BYTES)
+    if B_ACROSS:
+        return fragment(uint32(opaque(int32(tile + b_across(int32(warp_column + 16 * j), lane, B_ROW)))
+                               + step * 16 * B_ROW), True)
+    return fragment(uint32(opaque(int32(tile + b_spread(warp_column, j % 2, step, lane, B_ROW)))
+                           + j // 2 * 32 * B_ROW), False)
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_float(c, start, accumulators, row, column, lane, shape, bias, epilogue):
-    """The warp's outputs as float32; row, column: of its first."""
-    for i in range(FRAGMENTS):
-        for j in range(4):
-            s, m = 16 * i + 4 * j, int32(row + 16 * i + lane // 4)
-            write_fragment(c, start, accumulators[s], accumulators[s + 1], accumulators[s + 2], accumulators[s + 3], m,
-                           int32(column + 8 * j), lane, shape, bias, epilogue)
+def load_fragments(stage, step, warp_row, warp_column, lane):
+    """The warp's `Fragments` of 16 of k in a stage."""
+    b0 = load_b(stage, step, 0, warp_column, lane)
+    a0 = load_a(stage, step, 0, warp_row, lane)
+    b1 = load_b(stage, step, 1, warp_column, lane)
+    b2, b3 = b0, b1
+    if COLUMNS > 32:
+        b2 = load_b(stage, step, 2, warp_column, lane)
+        b3 = load_b(stage, step, 3, warp_column, lane)
+    a1 = load_a(stage, step, 1, warp_row, lane)
+    a2, a3 = a0, a1
+    if ROWS > 32:
+        a2 = load_a(stage, step, 2, warp_row, lane)
+        a3 = load_a(stage, step, 3, warp_row, lane)
+    return Fragments(a0, a1, a2, a3, b0, b1, b2, b3)
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+@cuda.jit(device=True, forceinline=True)
+def multiply_rows(sums, first, a, f):
+    """The sums of 16 rows += a · the warp's columns of B."""
+    mma_m16n8k16_into(sums, first, a, (f.b0[0], f.b0[1]))
+    mma_m16n8k16_into(sums, first + 4, a, (f.b0[2], f.b0[3]))
+    mma_m16n8k16_into(sums, first + 8, a, (f.b1[0], f.b1[1]))
+    mma_m16n8k16_into(sums, first + 12, a, (f.b1[2], f.b1[3]))
+    if COLUMNS > 32:
+        mma_m16n8k16_into(sums, first + 16, a, (f.b2[0], f.b2[1]))
+        mma_m16n8k16_into(sums, first + 20, a, (f.b2[2], f.b2[3]))
+        mma_m16n8k16_into(sums, first + 24, a, (f.b3[0], f.b3[1]))
+        mma_m16n8k16_into(sums, first + 28, a, (f.b3[2], f.b3[3]))
 
 
 @cuda.jit(device=True, forceinline=True)
-def stash_half(tiles, accumulators, i, place, lane, shape, bias, residual, epilogue, has_residual):
-    """The warp's rows 16 · i …: scaled and added to, rounded to float16, into its patch of shared memory."""
-    for j in range(4):
-        n = int32(place.column + 8 * j + lane % 4 * 2)
-        b0 = b1 = float32(0)
-        if epilogue.has_bias and n < shape.N:
-            b0, b1 = bias[uint32(n)], bias[uint32(n + 1)]
-        for half in range(2):
-            s, m = 16 * i + 4 * j + 2 * half, int32(place.row + 16 * i + 8 * half + lane // 4)
-            v0, v1 = epilogue.alpha * accumulators[s] + b0, epilogue.alpha * accumulators[s + 1] + b1
-            if has_residual and m < shape.M and n < shape.N:
-                r0, r1 = unpack_half2(load_word(residual, place.start + m * shape.N + n))
-                v0, v1 = v0 + r0, v1 + r1
-            at = place.patch + (16 * i + 8 * half + lane // 4) * PITCH + 16 * j + lane % 4 * 4
-            store_word(tiles, at, pack_half2(v0, v1))
+def multiply(sums, f):
+    """sums += the warp's part of 16 of k."""
+    multiply_rows(sums, 0, f.a0, f)
+    multiply_rows(sums, ROW_SUMS, f.a1, f)
+    if ROWS > 32:
+        multiply_rows(sums, 2 * ROW_SUMS, f.a2, f)
+        multiply_rows(sums, 3 * ROW_SUMS, f.a3, f)
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_half(c, tiles, accumulators, place, lane, shape, bias, residual, epilogue, has_residual):
-    """The warp's outputs as float16, through its patch of shared memory, which nobody may use any more."""
-    # not in a loop: accumulators stay in registers only under constant indices
-    stash_half(tiles, accumulators, 0, place, lane, shape, bias, residual, epilogue, has_residual)
-    stash_half(tiles, accumulators, 1, place, lane, shape, bias, residual, epilogue, has_residual)
-    if FRAGMENTS > 2:
-        stash_half(tiles, accumulators, 2, place, lane, shape, bias, residual, epilogue, has_residual)
-        stash_half(tiles, accumulators, 3, place, lane, shape, bias, residual, epilogue, has_residual)
-    cuda.syncwarp()
-    for i in range(ROWS // 8):  # 32 lanes, 8 rows of 4 chunks
-        m, n = int32(place.row + 8 * i + lane // 4), int32(place.column + lane % 4 * 8)
-        if m < shape.M and n < shape.N:
-            w = load_words4(tiles, place.patch + (8 * i + lane // 4) * PITCH + lane % 4 * 16)
-            store_words4(c, place.start + m * shape.N + n, w[0], w[1], w[2], w[3])
+def prefetch_other(other, unit, t):
+    """Have what the epilogue reads brought into the L2 cache while the tile is multiplied: 64 elements each time."""
+    if END != PLAIN and END != GELU:
+        for i in range(PREFETCHES):
+            e = int32(t + i * THREADS)
+            row, column = int32(unit.row + e // (TILE_N // 64)), int32(unit.column + e % (TILE_N // 64) * 64)
+            if row < unit.M and column < unit.N:
+                prefetch_l2(other, (int64(unit.matrix) * unit.M + row) * unit.N + column)
+
+
+@cuda.jit(device=True, forceinline=True)
+def finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue):
+    """The epilogue of a warp's outputs."""
+    row, column = int32(warp_row + lane // 4), int32(warp_column + lane % 4 * 8)
+    if GROUPED:
+        partial = unit.part >= 0
+        c = array_of(int32(PRODUCTS) if partial else unit.matrix, arrays.c)
+        place = Place(int64(0), int32(unit.row + row), int32(unit.column + column), unit.M, unit.N)
+        if partial:  # whole tiles of their own
+            place = Place(int64(unit.part) * (TILE_M * TILE_N), row, column, int32(TILE_M), int32(TILE_N))
+        given, adds = Arrays(c, arrays.bias, c), not partial
+    else:
+        place = Place(int64(int32(unit.matrix + unit.part)) * unit.M * unit.N, int32(unit.row + row),
+                      int32(unit.column + column), unit.M, unit.N)
+        given, adds = arrays, True
+    biases = load_biases(given.bias, place, epilogue)
+    finish_rows(sums, 0, place, given, biases, epilogue, adds, lane)
+    finish_rows(sums, 1, place, given, biases, epilogue, adds, lane)
+    if ROWS > 32:
+        finish_rows(sums, 2, place, given, biases, epilogue, adds, lane)
+        finish_rows(sums, 3, place, given, biases, epilogue, adds, lane)
 
 
 # The kernel -----------------------------------------------------------------------------------------------------------
 
-@cuda.jit(device=True, forceinline=True)
-def fetch_tiles(a, b, a_tile, b_tile, of_a, of_b, k, k_end, K, t):
-    """Start this thread's copies of both tiles at k, and make them a group."""
-    fetch_tile(a_tile, a, of_a.start, of_a.first, k, of_a.extent, k_end, K, TILE_M, A_ACROSS, t, THREADS)
-    fetch_tile(b_tile, b, of_b.start, of_b.first, k, of_b.extent, k_end, K, TILE_N, B_ACROSS, t, THREADS)
-    cp_async_commit()
-
-
-@cuda.jit(device=True, forceinline=True)
-def multiply_tiles(accumulators, a_tile, b_tile, warp_row, warp_column, lane):
-    """accumulators += the warp's part of one tile of A times one of B: BK of k."""
-    for step in range(BK // 16):
-        left = load_b(b_tile, warp_column, step, B_ACROSS, TILE_N, lane)
-        right = load_b(b_tile, warp_column + 16, step, B_ACROSS, TILE_N, lane)
-        for i in range(FRAGMENTS):
-            a4 = load_a(a_tile, warp_row + 16 * i, step, A_ACROSS, TILE_M, lane)
-            mma_m16n8k16_into(accumulators, 16 * i, a4, (left[0], left[1]))
-            mma_m16n8k16_into(accumulators, 16 * i + 4, a4, (left[2], left[3]))
-            mma_m16n8k16_into(accumulators, 16 * i + 8, a4, (right[0], right[1]))
-            mma_m16n8k16_into(accumulators, 16 * i + 12, a4, (right[2], right[3]))
-
-
 @requires("8.0")
-def gemm_mma(a, b, c_half, c_float, bias, residual, M, N, K, slice_length, alpha, has_bias, has_residual, accumulate):
-    tiles = cuda.shared.array(0, "uint8", alignment=128)
-    a_tiles = shared_address(tiles)
-    b_tiles = a_tiles + B_FIRST
+def gemm_mma(a, b, arrays, work, epilogue):
+    shared = cuda.shared.array(0, "uint8", alignment=128)
+    tiles = int32(shared_address(shared))
     t = int32(cuda.threadIdx.x)
     lane, warp = int32(t % 32), int32(t // 32)
-    tiles_n = (N + TILE_N - 1) // TILE_N
-    first_row, first_column = int32(cuda.blockIdx.x // tiles_n * TILE_M), int32(cuda.blockIdx.x % tiles_n * TILE_N)
     warp_row, warp_column = int32(warp // WARPS_N * ROWS), int32(warp % WARPS_N * COLUMNS)
-    batch = cuda.blockIdx.z
-    of_a, of_b = Operand(batch * (M * K), first_row, M), Operand(batch * (N * K), first_column, N)
-    c_start = batch * (M * N)
-    k = int32(cuda.blockIdx.y * slice_length)
-    k_end = int32(min(int32(k + slice_length), int32(K)))
-    accumulators = cuda.local.array(ROWS, "float32")
-    for i in range(ROWS):
-        accumulators[i] = float32(0)
+    sums = cuda.local.array(SUMS, "float32")
 
+    number, stage = int32(cuda.blockIdx.x), int32(0)  # stage: the bytes before it
+    ahead = ahead_at(number, work, t)
     for s in range(STAGES - 1):
-        fetch_tiles(a, b, a_tiles + s * A_BYTES, b_tiles + s * B_BYTES, of_a, of_b, int32(k + s * BK), k_end, K, t)
-    stage = int32(0)
-    while k < k_end:
-        cp_async_wait(PENDING)  # this thread's part of the tile at k is there
-        cuda.syncthreads()  # so is everybody's, and nobody reads the tile before it any more
-        ahead = int32(stage + STAGES - 1 if stage == 0 else stage - 1)
-        fetch_tiles(a, b, a_tiles + ahead * A_BYTES, b_tiles + ahead * B_BYTES, of_a, of_b,
-                    int32(k + (STAGES - 1) * BK), k_end, K, t)
-        multiply_tiles(accumulators, a_tiles + stage * A_BYTES, b_tiles + stage * B_BYTES, warp_row, warp_column, lane)
-        stage = int32(stage + 1)
-        if stage == STAGES:
-            stage = int32(0)
-        k = int32(k + BK)
+        fetch(a, b, int32(tiles + s * STAGE_BYTES), ahead, work, t)
+        ahead = advance(ahead, work, t)
+    cp_async_wait(PENDING)  # this thread's copies of the first stage are there
+    cuda.syncthreads()  # so are everybody's
+    unit = unit_of(number, work)
+    while unit.k < unit.k_end:
+        f = load_fragments(int32(tiles + stage), 0, warp_row, warp_column, lane)
+        prefetch_other(arrays.other, unit, t)
+        for i in range(SUMS):
+            sums[i] = float32(0)
+        k = unit.k
+        while k < unit.k_end:
+            refilled = int32(stage - STAGE_BYTES if stage > 0 else LAST_STAGE)  # which no thread reads any more
+            g = load_fragments(int32(tiles + stage), 1, warp_row, warp_column, lane)
+            fetch(a, b, int32(tiles + refilled), ahead, work, t)
+            multiply(sums, f)
+            if BK > 32:
+                f = load_fragments(int32(tiles + stage), 2, warp_row, warp_column, lane)
+                multiply(sums, g)
+                g = load_fragments(int32(tiles + stage), 3, warp_row, warp_column, lane)
+                multiply(sums, f)
+            stage = int32(stage + STAGE_BYTES if stage < LAST_STAGE else 0)
+            cp_async_wait(PENDING)
+            cuda.syncthreads()
+            f = load_fragments(int32(tiles + stage), 0, warp_row, warp_column, lane)
+            multiply(sums, g)
+            ahead = advance(ahead, work, t)
+            k = int32(k + BK)
+        finish(sums, unit, warp_row, warp_column, lane, arrays, epilogue)
+        number = int32(number + int32(cuda.gridDim.x))
+        unit = unit_of(number, work)
+    cp_async_wait(0)
 
-    t_end = opaque(t)
-    lane, warp = int32(t_end % 32), int32(t_end // 32)
-    row = int32(first_row + warp // WARPS_N * ROWS)  # of the warp's first output
-    column = int32(first_column + warp % WARPS_N * COLUMNS)
-    shape, epilogue = Extents(M, N), Epilogue(alpha, has_bias, accumulate)
-    if HALF:
-        cp_async_wait(0)
-        cuda.syncthreads()  # the tiles are no longer read, nor written: their memory is the warps' patches now
-        place = Place(c_start, row, column, int32(warp * (ROWS * PITCH)))
-        write_half(c_half, tiles, accumulators, place, lane, shape, bias, residual, epilogue, has_residual)
-    else:
-        c_start += cuda.blockIdx.y * (M * N)  # a slice's partial sums
-        write_float(c_float, c_start, accumulators, row, column, lane, shape, bias, epilogue)
 
-
-def make_kernel(tile, a_across, b_across, half):
-    """The kernel for one tile, one case of transposes (across: contiguous along m or n) and one kind of result."""
+def make_kernel(tile, a_across, b_across, end, grouped=False):
+    """The kernel for one tile, one case of transposes (across: contiguous along m or n) and one epilogue."""
+    shape = "x".join(map(str, (*tile, TILES[tile].k, TILES[tile].stages)))
     case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}"
-    return specialise(gemm_mma, name=f"gemm_mma_{tile[0]}x{tile[1]}_{case}_{'half' if half else 'float'}",
-                      launch_bounds=(threads_of(tile), 2), TILE_M=tile[0], TILE_N=tile[1], A_ACROSS=a_across,
-                      B_ACROSS=b_across, HALF=half)
+    return specialise(gemm_mma, name=f"gemm_mma_{shape}_{case}_{END_NAMES[end]}{'_group' * grouped}", launch_bounds=(
+        threads_of(tile), TILES[tile].blocks), TILE_M=tile[0], TILE_N=tile[1], A_ACROSS=a_across, B_ACROSS=b_across,
+                      END=end, GROUPED=grouped)
 
 
-def threads_of(tile):
-    return 32 * TILES[tile][0] * TILES[tile][1]
-
-
-KERNELS = Variants(itertools.product(TILES, (False, True), (False, True), (False, True)),
+KERNELS = Variants(itertools.product(TILES, (False, True), (False, True), (PLAIN, ADDING)),
                    lambda key: make_kernel(*key))
+ACTIVATION_KERNELS = Variants(itertools.product(ACTIVATION_TILES, ACTIVATIONS), lambda key: make_kernel(
+    key[0], False, key[1] != "gelu", ACTIVATIONS[key[1]]))
 
 
-def shared_bytes(tile):
-    return STAGES * (tile[0] + tile[1]) * BK * 2
+def launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, tile, slices,
+               activation="", other=None, keeps_u=True):
+    """As `launch_hopper`, for `batch` matrices; several slices of K only for one, also of 16 bits.
 
-
-def unused(x):
-    """A float32 array for an argument that a kernel does not read: the memory of `x`."""
-    return DeviceArray(x.backend, (x.nbytes // 4,), np.float32, x.memory, x.offset)
-
-
-def launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, tile, slices):
-    """As `launch_hopper`, for `batch` matrices; several slices of K only for one of float32."""
-    half = is_half(c.dtype)
-    slice_length = -(-K // (slices * BK)) * BK
-    slices = -(-K // slice_length)
-    flat_a, flat_b, nothing = a.reshape(-1), b.reshape(-1), unused(a)
-    biases, residuals = nothing if bias is None else bias, flat_a if residual is None else residual.reshape(-1)
-    end = float(alpha), int(bias is not None)
-    target = nothing if half else c.reshape(-1)
-    if slices > 1:
-        target = empty((slices * M * N,), np.float32, like=a)
-    kernel = in_bfloat16(KERNELS[tile, transpose_a, not transpose_b, half], a.dtype)
-    launch(kernel, (-(-M // tile[0]) * -(-N // tile[1]), slices, batch),
-           threads_of(tile), flat_a, flat_b, c.reshape(-1) if half else flat_a, target, biases, residuals, M, N, K,
-           slice_length, *(end if slices == 1 else (1.0, 0)), int(residual is not None),
-           int(accumulate and slices == 1), shared=shared_bytes(tile))
+    activation: "", or one of ACTIVATIONS, with `other` and keeps_u as there
+    """
+    work = work_of(batch, M, N, K, tile, slices)
+    slices, nothing = work.slices, unused(a)
+    biases, end = nothing if bias is None else bias, (float(alpha), int(bias is not None))
+    if slices > 1 and residual is not None:
+        if residual is not c:
+            copy_into(c, residual)
+        residual, accumulate = None, True
+    target = empty((slices * M * N,), np.float32, like=a) if slices > 1 else c.reshape(-1)
+    added = residual if residual is not None else c if accumulate and slices == 1 else None
+    if activation:
+        kernel = ACTIVATION_KERNELS[tile, activation]
+    else:
+        kernel, other = KERNELS[tile, transpose_a, not transpose_b, PLAIN if added is None else ADDING], added
+    launch(in_bfloat16(kernel, a.dtype), min(work.units, a.backend.multiprocessors * TILES[tile].blocks),
+           threads_of(tile), a.reshape(-1), b.reshape(-1),
+           Arrays(target, biases, target if other is None else other.reshape(-1)), work,
+           Epilogue(*(end if slices == 1 else (1.0, 0)), int(keeps_u)), shared=shared_bytes(tile))
     if slices > 1:
         add_partials(target, c, slices, biases, *end, accumulate)
-
-
-# The second pass of a split sum ---------------------------------------------------------------------------------------
-
-@cuda.jit
-def add_partials_kernel(partial, c, bias, slices, MN, N, epilogue):
-    """Four neighbouring outputs a thread: their slices, in order, then what `write_output` does."""
-    i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * 4
-    if i < MN:
-        v0, v1, v2, v3 = load4(partial, i)
-        for s in range(1, slices):
-            p0, p1, p2, p3 = load4(partial, i + s * MN)
-            v0, v1, v2, v3 = v0 + p0, v1 + p1, v2 + p2, v3 + p3
-        write_four(c, i, v0, v1, v2, v3, int32(i % N), N, bias, epilogue)
-
-
-@cuda.jit
-def add_many_partials_kernel(partial, c, bias, slices, MN, N, epilogue):
-    """The same for small results of many slices: the eight warps of a block share them, for the same 128 outputs.
-
-    Warp w adds slices w, w + 8, …; then the first adds up the warps' sums, in their order.
-    """
-    sums = cuda.shared.array(PLANES, float32)  # in four planes: a warp touches neighbouring words
-    t = cuda.threadIdx.x
-    i = (cuda.blockIdx.x * 32 + t % 32) * 4
-    v0 = v1 = v2 = v3 = float32(0)
-    if i < MN:
-        for s in range(t // 32, slices, PARTIALS_BLOCK // 32):
-            p0, p1, p2, p3 = load4(partial, i + s * MN)
-            v0, v1, v2, v3 = v0 + p0, v1 + p1, v2 + p2, v3 + p3
-    sums[t], sums[PARTIALS_BLOCK + t] = v0, v1
-    sums[2 * PARTIALS_BLOCK + t], sums[3 * PARTIALS_BLOCK + t] = v2, v3
-    cuda.syncthreads()
-    if t < 32 and i < MN:
-        for w in range(32 + t, PARTIALS_BLOCK, 32):
-            v0, v1 = v0 + sums[w], v1 + sums[PARTIALS_BLOCK + w]
-            v2, v3 = v2 + sums[2 * PARTIALS_BLOCK + w], v3 + sums[3 * PARTIALS_BLOCK + w]
-        write_four(c, i, v0, v1, v2, v3, int32(i % N), N, bias, epilogue)
-
-
-def add_partials(partial, c, slices, bias, alpha, has_bias, accumulate, row_sums=None, row_parts=0):
-    """c = or += alpha · the sum of `slices` partial results + bias, in float32; row_sums += that of its `row_parts`,
-    which come after the others."""
-    sums = []
-    if alpha == 1 and not has_bias:
-        sums.append(Sum(partial[:slices * c.size], slices, c, accumulate))
-    else:
-        kernel, outputs = add_partials_kernel, 4 * PARTIALS_BLOCK
-        if slices >= MANY_PARTIALS:
-            kernel, outputs = add_many_partials_kernel, 4 * 32
-        launch(kernel, -(-c.size // outputs), PARTIALS_BLOCK, partial, c.reshape(-1), bias, slices, c.size,
-               c.shape[-1], Epilogue(alpha, has_bias, int(accumulate)))
-    if row_sums is not None:
-        sums.append(Sum(partial[slices * c.size:], row_parts, row_sums, True))
-    if sums:
-        add_parts(sums)

@@ -26,7 +26,7 @@ from .hopper.launcher import map_of
 from .hopper.layout import BK, BM, BOX, THREADS, Arrays, Epilogue, Maps, Stack, Work, shared_bytes
 from .hopper.row_sums import ADD_ROW_SUMS
 from .hopper.work import schedule
-from .mma import add_partials, unused
+from .split_half import add_partials, unused
 
 FORWARD_WIDTHS, BACKWARD_WIDTHS = (256, 128), (192, 128, 64)  # of tiles, those that divide are taken, widest first
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = (False, False, True), (False, True, False), (True, True, False)

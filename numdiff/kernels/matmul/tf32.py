@@ -54,8 +54,8 @@ from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
 from ..any_batch import assumed
 from ..versions import capped, label
-from .mma import add_partials
 from .operands import Epilogue, Shape, Strides, first_output, length_of, start_of_c, starts_of
+from .split_half import add_partials
 
 VERSION = 5  # of matmul in float32: the number that mma.sync has in float16
 BK = 16  # of K in a tile: two mma deep; a row along k is 64 bytes, four chunks of 16

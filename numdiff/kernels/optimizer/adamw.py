@@ -37,9 +37,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...device import cuda, float32, int32, is_device, launch, load4, store4, upload
+from ...device import cuda, float32, int32, launch, load4, store4, upload
 from ..elementwise import cast_into
-from ..versions import capped, label, versions_by_name
+from ..operation import Version, lacks_multiple, operation
+from ..problem import Problem, half, integers, numbers, positive, single
 from .ema import ema_update, ema_update_reference, rest_of
 
 BLOCK = 256  # threads
@@ -59,7 +60,18 @@ def clip_reference(norm, clip_norm, unscale):
 
 
 def adamw_update_reference(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
-                           clip_norm=0.0, unscale=1.0):
+                           clip_norm=0.0, unscale=None, ema=None, ema_decay=0.0, half=None, ema_warmup=True,
+                           ranges=None):
+    factor = 1.0 if unscale is None else float(unscale[0])
+    for start, stop in [(0, weight.size)] if ranges is None else ranges.pieces:
+        w, g, m_, v_, average, copy = (a if a is None else a[start:stop] for a in (weight, gradient, m, v, ema, half))
+        _update_in_place(w, g, m_, v_, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay, clip_norm,
+                         factor)
+        follow_reference(w, step, gradient_norm, average, ema_decay, ema_warmup, copy)
+
+
+def _update_in_place(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
+                     clip_norm, unscale):
     norm, rate, t = float(gradient_norm[0]), float(learning_rate[0]), int(step[0]) + 1
     if not math.isfinite(norm):
         return
@@ -247,7 +259,7 @@ def adamw_update_ranges_kernel(arrays, state, settings, followers, pieces):
             follow4(followers, state, i, w0, w1, w2, w3)
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
+# What all updates share -----------------------------------------------------------------------------------------------
 
 def check_flat(**arrays):
     """The one length of flat arrays, None aside; a `ValueError` where they differ."""
@@ -274,53 +286,83 @@ def follow_reference(weight, step, gradient_norm, ema, ema_decay, ema_warmup, ha
         cast_into(weight, half)
 
 
-@versions_by_name(asks=True)
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def adamw_update_cost(n, ema=False, half=False):
+    return (28 + 8 * ema + 2 * half) * n, (15 + 3 * ema) * n
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(weight, gradient, m, v, beta1, beta2, eps, ema, half):
+    check_flat(weight=weight, gradient=gradient, m=m, v=v, ema=ema, half=half)
+    if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and eps > 0):
+        raise ValueError(f"AdamW needs 0 <= beta < 1 and eps > 0, got {beta1}, {beta2} and {eps}")
+
+
+def _lacks_whole(ranges):
+    return None if ranges is None else "updates all elements, and ranges are given"
+
+
+def _small(n, pieces=False, **more):
+    """A problem of n elements; pieces: only of ranges of them."""
+    given = {**dict.fromkeys(("weight", "gradient", "m"), single(n)), "v": positive(n),
+             "step": integers([3], np.uint32), "learning_rate": numbers([1e-3]), "gradient_norm": numbers([4.0]),
+             "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "clip_norm": 1.0}
+    if pieces:
+        given["ranges"] = Ranges(integers([(0, 8), (16, 24)], np.int64), 16)
+    return Problem(**given, **more)
+
+
+def _followed(n):
+    """The average, the copy and the scale that a step in float16 has."""
+    return {"unscale": numbers([0.5]), "ema": single(n), "ema_decay": 0.99, "half": numbers(np.zeros(n), np.float16),
+            "tolerance": 1e-3, "bfloat16": True}
+
+
+def _measured(**more):
+    """A problem of the UNet's parameters."""
+    flat, one = single(20_494_272), single(1)
+    return Problem(weight=flat, gradient=flat, m=flat, v=positive(*flat.shape), step=integers([7], np.uint32),
+                   learning_rate=one, gradient_norm=one, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.0,
+                   clip_norm=1.0, measured=True, **more)
+
+
+@operation(reference=adamw_update_reference, cost=adamw_update_cost, check=_check,
+           versions=[Version("naive", adamw_update_kernel_v1, width=1, fits=_lacks_whole),
+                     Version("vectorised", adamw_update_kernel_v2, width=4, fits=lambda weight, ranges: (
+                         _lacks_whole(ranges) or lacks_multiple(4, weight.size))),
+                     Version("fused", adamw_update_kernel_v3, width=4, of_ranges=adamw_update_ranges_kernel,
+                             fits=lambda weight: lacks_multiple(4, weight.size))],
+           problems=[_small(24), _small(7), _small(7, label="followed, odd", **_followed(7)),
+                     _small(24, label="followed", **_followed(24)),
+                     _small(24, label="ranges", pieces=True, **_followed(24)), _measured(),
+                     _measured(note="with average and copy", ema=single(20_494_272), ema_decay=0.998,
+                               half=half(20_494_272))],
+           writes=("weight", "m", "v", "ema", "half"))
 def adamw_update(weight, gradient, m, v, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
-                 clip_norm=0.0, unscale=None, ema=None, ema_decay=0.0, half=None, version=None, ema_warmup=True,
-                 ranges=None):
+                 clip_norm=0.0, unscale=None, ema=None, ema_decay=0.0, half=None, ema_warmup=True, ranges=None,
+                 version=None):
     """One AdamW update of flat arrays, in place; `step` counts the updates already done.
 
     unscale: array (1,) by which the gradients are multiplied first (None: 1); ema: its average of decay `ema_decay`,
     with warm-up unless not `ema_warmup` (ema.py); half: its float16 copy; ranges: `Ranges`, if only these are updated
     """
-    n = check_flat(weight=weight, gradient=gradient, m=m, v=v, ema=ema, half=half)
-    if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and eps > 0):
-        raise ValueError(f"AdamW needs 0 <= beta < 1 and eps > 0, got {beta1}, {beta2} and {eps}")
-    if not is_device(weight):
-        for start, stop in [(0, n)] if ranges is None else ranges.pieces:
-            w, g, m_, v_ = (a[start:stop] for a in (weight, gradient, m, v))
-            adamw_update_reference(w, g, m_, v_, step, learning_rate, gradient_norm, beta1, beta2, eps, weight_decay,
-                                   clip_norm, 1.0 if unscale is None else float(unscale[0]))
-            follow_reference(w, step, gradient_norm, None if ema is None else ema[start:stop], ema_decay, ema_warmup,
-                             None if half is None else half[start:stop])
-        return
-    if ranges is not None and (n % 4 or version not in (None, 3)):
-        raise ValueError(f"only version {label('adamw', 3)} takes ranges, of a buffer whose length is a multiple of 4, "
-                         f"not {n}; leave version= out, or pad the buffer")
-    if version is None:
-        version = 3 if ranges is not None else capped("adamw", 3 if n % 4 == 0 else 1)
-    elif version > 1 and n % 4:
-        raise ValueError(f"version {label('adamw', version)} updates four elements at a time, and {n} is not a "
-                         "multiple of 4; use version=1")
     if unscale is None:
         unscale = upload(np.ones(1, np.float32), weight)
     scalars = (beta1, 1.0 - beta1, log_of(beta1), beta2, 1.0 - beta2, log_of(beta2), eps, weight_decay, clip_norm)
     arguments = (Arrays(weight, gradient, m, v), State(step, learning_rate, gradient_norm, unscale),
                  Settings._make(map(float32, scalars)))
-    if version == 3:
+    blocks = -(-weight.size // (version.width * BLOCK))
+    if version.name == "fused":
         followers = followers_of(weight, ema, ema_decay, ema_warmup, half)
         if ranges is None:
-            launch(adamw_update_kernel_v3, -(-n // (4 * BLOCK)), BLOCK, *arguments, followers)
+            launch(version.kernel, blocks, BLOCK, *arguments, followers)
         elif ranges.elements:
-            launch(adamw_update_ranges_kernel, ranges.pieces.shape[0], BLOCK, *arguments, followers, ranges.pieces)
+            launch(version.of_ranges, ranges.pieces.shape[0], BLOCK, *arguments, followers, ranges.pieces)
         return
-    kernel, threads = (adamw_update_kernel_v1, n) if version == 1 else (adamw_update_kernel_v2, n // 4)
-    launch(kernel, -(-threads // BLOCK), BLOCK, *arguments)
+    launch(version.kernel, blocks, BLOCK, *arguments)
     if ema is not None:
         ema_update(ema, weight, step, gradient_norm, ema_decay, ema_warmup)
     if half is not None:
         cast_into(weight, half)
-
-
-def adamw_update_cost(n, ema=False, half=False):
-    return (28 + 8 * ema + 2 * half) * n, (15 + 3 * ema) * n

@@ -24,8 +24,9 @@ import math
 
 import numpy as np
 
-from ...device import cuda, float32, is_device, launch, load4, store4
-from ..versions import versions_by_name
+from ...device import cuda, float32, launch, load4, store4
+from ..operation import lacks_multiple, naive_and_vectorised, operation
+from ..problem import Problem, integers, numbers, single
 
 BLOCK = 256  # threads
 CHUNK = 32768  # elements the reference updates at a time: three arrays of 128 KiB, which stay in the caches
@@ -72,25 +73,33 @@ def ema_update_kernel_v2(ema, weight, step, gradient_norm, rest, warmup):
         store4(ema, i, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3))
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
-
-@versions_by_name
-def ema_update(ema, weight, step, gradient_norm, decay, warmup=True, version=None):
-    """Moves `ema` towards `weight`, both flat, in place."""
-    n = ema.size
-    if ema.shape != (n,) or weight.shape != (n,):
-        raise ValueError(f"ema and weight must be flat and of one length, got {ema.shape} and {weight.shape}")
-    if not is_device(ema):
-        ema_update_reference(ema, weight, step, gradient_norm, decay, warmup)
-        return
-    if version is None:
-        version = 2 if n % 4 == 0 else 1
-    elif version == 2 and n % 4:
-        raise ValueError(f"version 2 (vectorised) updates four elements at a time, and {n} is not a multiple of 4; "
-                         "use version=1")
-    kernel, threads = (ema_update_kernel_v1, n) if version == 1 else (ema_update_kernel_v2, n // 4)
-    launch(kernel, -(-threads // BLOCK), BLOCK, ema, weight, step, gradient_norm, float32(1.0 - decay), int(warmup))
-
+# Cost -----------------------------------------------------------------------------------------------------------------
 
 def ema_update_cost(n):
     return 12 * n, 3 * n
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(ema, weight):
+    n = ema.size
+    if ema.shape != (n,) or weight.shape != (n,):
+        raise ValueError(f"ema and weight must be flat and of one length, got {ema.shape} and {weight.shape}")
+
+
+STATE = {"step": integers([3], np.uint32), "gradient_norm": numbers([4.0])}
+FLAT = single(20_494_272)  # the UNet's parameters, for the benchmark
+
+
+@operation(reference=ema_update_reference, cost=ema_update_cost, check=_check,
+           versions=naive_and_vectorised(ema_update_kernel_v1, ema_update_kernel_v2,
+                                         lambda ema: lacks_multiple(4, ema.size)),
+           problems=[Problem(ema=single(24), weight=single(24), **STATE, decay=0.99),
+                     Problem(ema=single(7), weight=single(7), **STATE, decay=0.99, warmup=False),
+                     Problem(ema=FLAT, weight=FLAT, step=integers([7], np.uint32), gradient_norm=single(1),
+                             decay=0.998, measured=True)],
+           writes=("ema",))
+def ema_update(ema, weight, step, gradient_norm, decay, warmup=True, version=None):
+    """Moves `ema` towards `weight`, both flat, in place."""
+    launch(version.kernel, -(-ema.size // (version.width * BLOCK)), BLOCK, ema, weight, step, gradient_norm,
+           float32(1.0 - decay), int(warmup))

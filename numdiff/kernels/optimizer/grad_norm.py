@@ -32,8 +32,9 @@ import math
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, is_device, launch, load4
-from ..versions import versions_by_name
+from ...device import cuda, empty, float32, int32, launch, load4
+from ..operation import Version, lacks_multiple, operation
+from ..problem import Problem, integers, positive, single
 
 BLOCK = 256  # threads, a power of two for the tree
 MAX_BLOCKS = 512  # enough to fill any GPU, few enough that the second pass is short
@@ -137,57 +138,7 @@ def squares_of_pieces_kernel(x, pieces, partials):
         partials[cuda.blockIdx.x] = total
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
-
-@versions_by_name
-def global_norm(x, version=None, ranges=None):
-    """√Σx² of a flat array, as an array (1,).
-
-    ranges: [(start, stop)] of the elements that count (None: all), each start a multiple of 4
-    """
-    if not is_device(x):
-        return global_norm_reference(x, ranges)
-    x = x.reshape(-1)
-    parts = [x] if ranges is None else [x[start:stop] for start, stop in ranges]
-    odd = next((part.size for part in parts if part.size % 4), 0)
-    if version is None:
-        version = 1 if odd else 2
-    elif version == 2 and odd:
-        raise ValueError(f"version 2 (vectorised) reads four elements at a time, and {odd} is not a multiple of 4; "
-                         "use version=1")
-    blocks = [max(1, min(MAX_BLOCKS, -(-part.size // (4 * BLOCK)))) for part in parts]
-    partials = empty((sum(blocks),), np.float32, like=x)
-    norm = empty((1,), np.float32, like=x)
-    first = 0
-    for part, count in zip(parts, blocks, strict=True):
-        launch(sum_of_squares_kernel_v1 if version == 1 else sum_of_squares_kernel_v2, count, BLOCK, part,
-               partials[first:first + count])
-        first += count
-    launch(root_of_sum_kernel, 1, BLOCK, partials, norm)
-    return norm
-
-
-def squares_of_pieces(x, pieces, partials):
-    """partials (P,) = Σx² of each piece of a flat array.
-
-    pieces: (P, 2) int64 on the engine, starts and ends in multiples of 4; partials: float32, or float64 for NumPy
-    """
-    if tuple(pieces.shape) != (*partials.shape, 2):
-        raise ValueError(f"pieces {pieces.shape} and partials {partials.shape} must be (P, 2) and (P,)")
-    if not is_device(x):
-        squares_of_pieces_reference(x, pieces, partials)
-    elif pieces.shape[0]:
-        launch(squares_of_pieces_kernel, pieces.shape[0], BLOCK, x, pieces, partials)
-
-
-def root_of_sum(partials):
-    """√ of the sum of the partials (P,), as a float32 array (1,)."""
-    if not is_device(partials):
-        return root_of_sum_reference(partials)
-    norm = empty((1,), np.float32, like=partials)
-    launch(root_of_sum_kernel, 1, BLOCK, partials, norm)
-    return norm
-
+# Cost -----------------------------------------------------------------------------------------------------------------
 
 def global_norm_cost(n):
     return 4 * n, 2 * n
@@ -199,3 +150,72 @@ def squares_of_pieces_cost(n, pieces):
 
 def root_of_sum_cost(pieces):
     return 4 * pieces + 4, pieces
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _parts(x, ranges):
+    """The flat parts of x that count."""
+    x = x.reshape(-1)
+    return [x] if ranges is None else [x[start:stop] for start, stop in ranges]
+
+
+def _lacks_fours(x, ranges):
+    """What v2 needs and x lacks; None where its parts are made of fours."""
+    return next(filter(None, (lacks_multiple(4, part.size) for part in _parts(x, ranges))), None)
+
+
+def _check_pieces(pieces, partials):
+    if tuple(pieces.shape) != (*partials.shape, 2):
+        raise ValueError(f"pieces {pieces.shape} and partials {partials.shape} must be (P, 2) and (P,)")
+
+
+PARAMETERS = 20_494_272  # of the UNet, for the benchmark
+EDGES = np.append(np.arange(0, PARAMETERS, 16384), PARAMETERS)  # as nn/partition.py divides it
+
+
+@operation(reference=global_norm_reference, cost=global_norm_cost,
+           versions=[Version("tree", sum_of_squares_kernel_v1),
+                     Version("vectorised", sum_of_squares_kernel_v2, fits=_lacks_fours)],
+           problems=[Problem(x=single(1000)), Problem(x=single(5)),
+                     Problem("of ranges", x=single(1096), ranges=[(0, 4), (64, 1096), (8, 16)]),
+                     Problem(x=single(40_001), fast=False), Problem(x=single(PARAMETERS), measured=True)])
+def global_norm(x, ranges=None, version=None):
+    """√Σx² of a flat array, as an array (1,).
+
+    ranges: [(start, stop)] of the elements that count (None: all), each start a multiple of 4
+    """
+    parts = _parts(x, ranges)
+    blocks = [max(1, min(MAX_BLOCKS, -(-part.size // (4 * BLOCK)))) for part in parts]
+    partials = empty((sum(blocks),), np.float32, like=x)
+    norm = empty((1,), np.float32, like=x)
+    first = 0
+    for part, count in zip(parts, blocks, strict=True):
+        launch(version.kernel, count, BLOCK, part, partials[first:first + count])
+        first += count
+    launch(root_of_sum_kernel, 1, BLOCK, partials, norm)
+    return norm
+
+
+@operation(reference=squares_of_pieces_reference, cost=squares_of_pieces_cost, check=_check_pieces,
+           problems=[Problem(x=single(1096), pieces=integers([(0, 4), (64, 1096), (8, 16)], np.int64),
+                             partials=single(3)),
+                     Problem(x=single(PARAMETERS), pieces=integers(np.stack((EDGES[:-1], EDGES[1:]), 1), np.int64),
+                             partials=single(len(EDGES) - 1), moved=4 * PARAMETERS, measured=True)],
+           writes=("partials",))
+def squares_of_pieces(x, pieces, partials):
+    """partials (P,) = Σx² of each piece of a flat array.
+
+    pieces: (P, 2) int64 on the engine, starts and ends in multiples of 4; partials: float32, or float64 for NumPy
+    """
+    if pieces.shape[0]:
+        launch(squares_of_pieces_kernel, pieces.shape[0], BLOCK, x, pieces, partials)
+
+
+@operation(reference=root_of_sum_reference, cost=root_of_sum_cost,
+           problems=[Problem(partials=positive(300))])
+def root_of_sum(partials):
+    """√ of the sum of the partials (P,), as a float32 array (1,)."""
+    norm = empty((1,), np.float32, like=partials)
+    launch(root_of_sum_kernel, 1, BLOCK, partials, norm)
+    return norm

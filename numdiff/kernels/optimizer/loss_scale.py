@@ -32,7 +32,9 @@ import math
 
 import numpy as np
 
-from ...device import cuda, float32, int32, is_device, launch
+from ...device import cuda, float32, int32, launch
+from ..operation import operation
+from ..problem import Problem, integers, numbers, single
 
 DOUBLING, LOG2 = 0, 1  # rules of growth
 RULES = {"doubling": DOUBLING, "log2": LOG2}
@@ -42,12 +44,12 @@ LOG2_GROWTH = np.float32(2.0**0.001)
 
 # Reference ------------------------------------------------------------------------------------------------------------
 
-def loss_scale_update_reference(gradient_norm, scale, unscale, counts, rule, interval):
+def loss_scale_update_reference(gradient_norm, scale, unscale, counts, rule="doubling", interval=2000):
     unscale[0] = 1 / scale[0]
     if math.isfinite(gradient_norm[0]):
         gradient_norm[0] *= unscale[0]
         counts[:] = counts[0] + 1, counts[1], 0
-        if rule == LOG2:
+        if rule == "log2":
             scale[0] = min(scale[0] * LOG2_GROWTH, np.float32(LARGEST))
         elif counts[0] >= interval:
             scale[0] = min(scale[0] * np.float32(2), np.float32(LARGEST))
@@ -83,21 +85,32 @@ def loss_scale_update_kernel_v1(gradient_norm, scale, unscale, counts, rule, int
         counts[2] += int32(1)
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
+# Cost -----------------------------------------------------------------------------------------------------------------
 
+def loss_scale_update_cost():
+    return 40, 2
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(rule, interval):
+    if rule not in RULES or interval < 1:
+        raise ValueError(f"loss scaling follows the rule doubling or log2, at an interval of 1 or more steps; not "
+                         f"{rule!r} and {interval}")
+
+
+STATE = {"scale": numbers([1024.0]), "unscale": numbers([0.5]), "counts": integers([3, 0, 0])}
+
+
+@operation(reference=loss_scale_update_reference, cost=loss_scale_update_cost, check=_check,
+           problems=[*(Problem(rule, gradient_norm=numbers([4.0]), **STATE, rule=rule, interval=4) for rule in RULES),
+                     Problem("not finite", gradient_norm=numbers([np.inf]), **STATE),
+                     Problem(gradient_norm=single(1), scale=single(1), unscale=single(1), counts=integers([3, 2, 1]),
+                             measured=True)],
+           writes=("gradient_norm", "scale", "unscale", "counts"))
 def loss_scale_update(gradient_norm, scale, unscale, counts, rule="doubling", interval=2000):
     """From the norm of scaled gradients: their true norm (NaN: skip), 1 / the scale that they had, the next scale.
 
     All in place. rule: "doubling", after `interval` clean steps, or "log2".
     """
-    if rule not in RULES or interval < 1:
-        raise ValueError(f"loss scaling follows the rule doubling or log2, at an interval of 1 or more steps; not "
-                         f"{rule!r} and {interval}")
-    if not is_device(scale):
-        loss_scale_update_reference(gradient_norm, scale, unscale, counts, RULES[rule], interval)
-    else:
-        launch(loss_scale_update_kernel_v1, 1, 1, gradient_norm, scale, unscale, counts, RULES[rule], int(interval))
-
-
-def loss_scale_update_cost():
-    return 40, 2
+    launch(loss_scale_update_kernel_v1, 1, 1, gradient_norm, scale, unscale, counts, RULES[rule], int(interval))

@@ -42,8 +42,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, is_device, launch, load4, store4, uint32, upload
-from ..versions import versions_by_name
+from ...device import cuda, empty, float32, int32, launch, load4, store4, uint32, upload
+from ..operation import lacks_multiple, naive_and_vectorised, operation
+from ..problem import Problem, half, integers, numbers, single
 from .adamw import State, check_flat, clip_of, clip_reference, follow4, follow_reference, followers_of
 from .ema import rest_of
 from .grad_norm import BLOCK, block_sum, sum_of_squares_reference
@@ -109,11 +110,12 @@ def shapes_of(stack):
 
 # References -----------------------------------------------------------------------------------------------------------
 
-def muon_momentum_reference(gradient, m, stack, gradient_norm, momentum, clip_norm=0.0, unscale=1.0):
+def muon_momentum_reference(gradient, m, stack, gradient_norm, momentum, clip_norm=0.0, unscale=None, dtype=None):
     x = np.zeros((len(stack.starts), stack.rows, stack.columns), gradient.dtype)
     norm = float(gradient_norm[0])
     if math.isfinite(norm):
-        rest = clip_reference(norm, clip_norm, unscale) * (1.0 - momentum)
+        factor = 1.0 if unscale is None else float(unscale[0])
+        rest = clip_reference(norm, clip_norm, factor) * (1.0 - momentum)
         for start, (rows, columns), into in zip(stack.starts, shapes_of(stack), x, strict=True):
             g, m_ = gradient[start:start + rows * columns], m[start:start + rows * columns]
             n = rest * g
@@ -125,13 +127,17 @@ def muon_momentum_reference(gradient, m, stack, gradient_norm, momentum, clip_no
     return x
 
 
-def muon_apply_reference(weight, x, stack, learning_rate, gradient_norm, weight_decay):
+def muon_apply_reference(weight, x, stack, step, learning_rate, gradient_norm, weight_decay, ema=None, ema_decay=0.0,
+                         half=None, ema_warmup=True):
     rate = float(learning_rate[0])
     if math.isfinite(gradient_norm[0]):
         for start, (rows, columns), update in zip(stack.starts, shapes_of(stack), x, strict=True):
             w = weight[start:start + rows * columns].reshape(rows, columns)
             w *= 1.0 - rate * weight_decay
             w -= rate * scale_of(rows, columns) * update[:rows, :columns]
+    for start, (rows, columns) in zip(stack.starts, shapes_of(stack), strict=True):
+        w, e, h = (a if a is None else a[start:start + rows * columns] for a in (weight, ema, half))
+        follow_reference(w, step, gradient_norm, e, ema_decay, ema_warmup, h)
 
 
 # Device functions -----------------------------------------------------------------------------------------------------
@@ -289,94 +295,6 @@ def muon_apply_kernel_v2(weight, x, stack, state, move, followers):
         follow4(followers, state, at, w0, w1, w2, w3)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def _version(version, stack):
-    size = stack.rows * stack.columns
-    if version is None:
-        return 2 if size % 4 == 0 else 1
-    if version == 2 and size % 4:
-        raise ValueError(f"version 2 (vectorised) moves four elements at a time, and {stack.rows} × {stack.columns} is "
-                         "not a multiple of 4; use version=1")
-    return version
-
-
-def _places(stack):
-    padded = stack.extents is not None
-    return Places(stack.starts, stack.extents if padded else stack.starts, stack.rows, stack.columns, int(padded))
-
-
-def _ones(array, like):
-    return upload(np.ones(1, np.float32), like) if array is None else array
-
-
-@versions_by_name
-def muon_momentum(gradient, m, stack, gradient_norm, momentum, clip_norm=0.0, unscale=None, dtype=None, version=None):
-    """`newton_schulz`'s x of the matrices in `stack`, as a new array (count, rows, columns); updates m in place.
-
-    unscale: array (1,) by which the gradients are multiplied first (None: 1); dtype: of x on a device; None: float32
-    """
-    check_flat(gradient=gradient, m=m)
-    if not 0 <= momentum < 1:
-        raise ValueError(f"Muon needs 0 <= momentum < 1, got {momentum}")
-    if not is_device(gradient):
-        return muon_momentum_reference(gradient, m, stack, gradient_norm, momentum, clip_norm,
-                                       1.0 if unscale is None else float(unscale[0]))
-    version, (count,), size = _version(version, stack), stack.starts.shape, stack.rows * stack.columns
-    parts = max(1, min(MAX_PARTS, -(-size // (4 * BLOCK))))
-    partials = empty((count * parts,), np.float32, like=m)
-    x = empty((count, stack.rows, stack.columns), dtype or np.float32, like=m)
-    unscale = _ones(unscale, m)
-    state = State(gradient_norm, gradient_norm, gradient_norm, unscale)  # the first two are not read
-    blend = Blend(*map(float32, (momentum, 1.0 - momentum, clip_norm, FIRST)))
-    first, second = ((muon_momentum_kernel_v1, muon_normalise_kernel_v1) if version == 1 else
-                     (muon_momentum_kernel_v2, muon_normalise_kernel_v2))
-    places = _places(stack)
-    launch(first, (parts, count), BLOCK, gradient, m, partials, places, state, blend)
-    launch(second, (parts, count), BLOCK, gradient, m, x.reshape(-1), partials, places, state, blend)
-    return x
-
-
-@versions_by_name
-def muon_apply(weight, x, stack, step, learning_rate, gradient_norm, weight_decay, ema=None, ema_decay=0.0, half=None,
-               version=None, ema_warmup=True):
-    """Take the step x (count, rows, columns), what `newton_schulz` gave, from the matrices in `stack`, in place.
-
-    step, ema, ema_decay, half, ema_warmup: as of `adamw_update`
-    """
-    check_flat(weight=weight, ema=ema, half=half)
-    size = stack.rows * stack.columns
-    if tuple(x.shape) != (*stack.starts.shape, stack.rows, stack.columns):
-        raise ValueError(f"x {x.shape} must hold {stack.starts.shape[0]} matrices of {stack.rows} × {stack.columns}, "
-                         "as muon_momentum made it of this stack")
-    if not is_device(weight):
-        muon_apply_reference(weight, x, stack, learning_rate, gradient_norm, weight_decay)
-        for start, (rows, columns) in zip(stack.starts, shapes_of(stack), strict=True):
-            w, e, h = (None if a is None else a[start:start + rows * columns] for a in (weight, ema, half))
-            follow_reference(w, step, gradient_norm, e, ema_decay, ema_warmup, h)
-        return
-    version = _version(version, stack)
-    kernel, each = (muon_apply_kernel_v1, 1) if version == 1 else (muon_apply_kernel_v2, 4)
-    launch(kernel, (-(-size // (each * BLOCK)), x.shape[0]), BLOCK, weight, x.reshape(-1), _places(stack),
-           State(step, learning_rate, gradient_norm, gradient_norm),
-           Move(float32(weight_decay), float32(scale_of(stack.rows, stack.columns))),
-           followers_of(weight, ema, ema_decay, ema_warmup, half))
-
-
-@versions_by_name
-def muon_update(weight, gradient, m, stack, step, learning_rate, gradient_norm, momentum, weight_decay, clip_norm=0.0,
-                unscale=None, ema=None, ema_decay=0.0, half=None, version=None, ema_warmup=True):
-    """One Muon update of the matrices in `stack`, in place. What `adamw_update` takes, too, is as there.
-
-    The products are of float16 where there is a `half` on a device, else of float32.
-    """
-    dtype = np.float16 if half is not None else np.float32
-    x = muon_momentum(gradient, m, stack, gradient_norm, momentum, clip_norm, unscale, dtype, version=version)
-    x = newton_schulz(x)
-    muon_apply(weight, x, stack, step, learning_rate, gradient_norm, weight_decay, ema, ema_decay, half,
-               version=version, ema_warmup=ema_warmup)
-
-
 # Which shapes share a stack -------------------------------------------------------------------------------------------
 
 def alike(shapes, multiprocessors):
@@ -417,3 +335,110 @@ def muon_momentum_cost(n, itemsize=4):
 
 def muon_apply_cost(n, itemsize=4, ema=False, half=False):
     return (8 + itemsize + 8 * ema + 2 * half) * n, (4 + 3 * ema) * n
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _places(stack):
+    padded = stack.extents is not None
+    return Places(stack.starts, stack.extents if padded else stack.starts, stack.rows, stack.columns, int(padded))
+
+
+def _ones(array, like):
+    return upload(np.ones(1, np.float32), like) if array is None else array
+
+
+def _lacks_fours(stack):
+    """What v2 needs and a stack lacks; None where its matrices are made of fours."""
+    return lacks_multiple(4, stack.rows * stack.columns)
+
+
+def _check_momentum(gradient, m, momentum):
+    check_flat(gradient=gradient, m=m)
+    if not 0 <= momentum < 1:
+        raise ValueError(f"Muon needs 0 <= momentum < 1, got {momentum}")
+
+
+def _check_apply(weight, x, stack, ema, half):
+    check_flat(weight=weight, ema=ema, half=half)
+    if tuple(x.shape) != (*stack.starts.shape, stack.rows, stack.columns):
+        raise ValueError(f"x {x.shape} must hold {stack.starts.shape[0]} matrices of {stack.rows} × {stack.columns}, "
+                         "as muon_momentum made it of this stack")
+
+
+def _problems(make):
+    """The small problems of an operation: two matrices of a flat buffer that has room for three. `make` takes the
+    label, the stack and the buffer's length."""
+    found = []
+    for rows, columns, extents in ((3, 5, None), (24, 16, None), (24, 16, (20, 12, 24, 16))):
+        n = -(-rows * columns // 8) * 8
+        stack = Stack(integers([0, 2 * n], np.int64), rows, columns, extents and integers(extents, np.int64))
+        found.append(make(f"{rows} × {columns}{', and a smaller one' if extents else ''}", stack, 3 * n))
+    return found
+
+
+MANY = single(12 * 4 * 768 * 768)  # of a DiT-B: the weights of fc1, and those of q, k, v and the projection
+STACK = Stack(integers(np.arange(12) * (4 * 768 * 768), np.int64), 4 * 768, 768)
+
+
+@operation(reference=muon_momentum_reference, cost=muon_momentum_cost, check=_check_momentum,
+           versions=naive_and_vectorised((muon_momentum_kernel_v1, muon_normalise_kernel_v1),
+                                         (muon_momentum_kernel_v2, muon_normalise_kernel_v2), _lacks_fours),
+           problems=[*_problems(lambda label, stack, n: Problem(
+               label, gradient=single(n), m=single(n), stack=stack, gradient_norm=numbers([4.0]), momentum=0.95,
+               clip_norm=1.0, unscale=numbers([0.5]))),
+               Problem(gradient=MANY, m=MANY, stack=STACK, gradient_norm=single(1), momentum=0.95, clip_norm=1.0,
+                       dtype=np.float16, measured=True)],
+           writes=("m",))
+def muon_momentum(gradient, m, stack, gradient_norm, momentum, clip_norm=0.0, unscale=None, dtype=None, version=None):
+    """`newton_schulz`'s x of the matrices in `stack`, as a new array (count, rows, columns); updates m in place.
+
+    unscale: array (1,) by which the gradients are multiplied first (None: 1); dtype: of x on a device; None: float32
+    """
+    (count,), size = stack.starts.shape, stack.rows * stack.columns
+    parts = max(1, min(MAX_PARTS, -(-size // (4 * BLOCK))))
+    partials = empty((count * parts,), np.float32, like=m)
+    x = empty((count, stack.rows, stack.columns), dtype or np.float32, like=m)
+    state = State(gradient_norm, gradient_norm, gradient_norm, _ones(unscale, m))  # the first two are not read
+    blend = Blend(*map(float32, (momentum, 1.0 - momentum, clip_norm, FIRST)))
+    first, second = version.kernel
+    places = _places(stack)
+    launch(first, (parts, count), BLOCK, gradient, m, partials, places, state, blend)
+    launch(second, (parts, count), BLOCK, gradient, m, x.reshape(-1), partials, places, state, blend)
+    return x
+
+
+@operation(reference=muon_apply_reference, cost=muon_apply_cost, check=_check_apply,
+           versions=naive_and_vectorised(muon_apply_kernel_v1, muon_apply_kernel_v2, _lacks_fours),
+           problems=[*_problems(lambda label, stack, n: Problem(
+               label, weight=single(n), x=single(2, stack.rows, stack.columns), stack=stack,
+               step=integers([3], np.uint32), learning_rate=numbers([1e-2]), gradient_norm=numbers([4.0]),
+               weight_decay=0.1, ema=single(n), ema_decay=0.99, half=numbers(np.zeros(n), np.float16),
+               tolerance=1e-3)),
+               Problem(weight=MANY, x=half(12, 4 * 768, 768), stack=STACK, step=integers([7], np.uint32),
+                       learning_rate=single(1), gradient_norm=single(1), weight_decay=0.0, ema=MANY, ema_decay=0.998,
+                       half=half(*MANY.shape), measured=True)],
+           writes=("weight", "ema", "half"))
+def muon_apply(weight, x, stack, step, learning_rate, gradient_norm, weight_decay, ema=None, ema_decay=0.0, half=None,
+               ema_warmup=True, version=None):
+    """Take the step x (count, rows, columns), what `newton_schulz` gave, from the matrices in `stack`, in place.
+
+    step, ema, ema_decay, half, ema_warmup: as of `adamw_update`
+    """
+    size = stack.rows * stack.columns
+    launch(version.kernel, (-(-size // (version.width * BLOCK)), x.shape[0]), BLOCK, weight, x.reshape(-1),
+           _places(stack), State(step, learning_rate, gradient_norm, gradient_norm),
+           Move(float32(weight_decay), float32(scale_of(stack.rows, stack.columns))),
+           followers_of(weight, ema, ema_decay, ema_warmup, half))
+
+
+def muon_update(weight, gradient, m, stack, step, learning_rate, gradient_norm, momentum, weight_decay, clip_norm=0.0,
+                unscale=None, ema=None, ema_decay=0.0, half=None, ema_warmup=True):
+    """One Muon update of the matrices in `stack`, in place. What `adamw_update` takes, too, is as there.
+
+    The products are of float16 where there is a `half` on a device, else of float32.
+    """
+    dtype = np.float16 if half is not None else np.float32
+    x = muon_momentum(gradient, m, stack, gradient_norm, momentum, clip_norm, unscale, dtype)
+    x = newton_schulz(x)
+    muon_apply(weight, x, stack, step, learning_rate, gradient_norm, weight_decay, ema, ema_decay, half, ema_warmup)

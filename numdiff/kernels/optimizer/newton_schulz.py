@@ -48,6 +48,8 @@ import numpy as np
 from ...device import is_device
 from ...dtypes import is_half
 from ..matmul import matmul_forward, matmul_symmetric
+from ..operation import operation
+from ..problem import Problem, filled, half
 
 A, B, C = 3.4445, -4.7750, 2.0315  # the largest slope at zero for which five iterations stay within about 0.3 of one
 STEPS = 5
@@ -111,6 +113,29 @@ def _on_the_host(x, steps):
     return x
 
 
+def newton_schulz_cost(shape, steps=STEPS, itemsize=4):
+    """(bytes, FLOPs): of each product both operands, the residual and the result; what is two of them once."""
+    batch, small, large = shape[0], *sorted(shape[1:])
+    parts = parts_of(shape, np.float16 if itemsize == 2 else np.float32, steps)
+    squares = sum(4 * k - 3 for k in parts)  # products of s × s matrices
+    read = sum(2 if k == 1 else 11 * k - 9 for k in parts)  # s × s matrices that these read and write
+    return (batch * itemsize * (len(parts) * (3 * small * large + 2 * small**2) + read * small**2),
+            batch * (len(parts) * 3 * small**2 * large + squares * small**3))
+
+
+def _unit(shape, dtype=np.float32):
+    """A times matrices of Frobenius norm 1, of a problem: the input of one iteration."""
+    def values(rng):
+        x = rng.standard_normal(shape)
+        return A * x / np.linalg.norm(x, axis=(1, 2), keepdims=True)
+    return filled(shape, values, dtype)
+
+
+# One iteration in the small problems: the others launch the same kernels.
+@operation(cost=newton_schulz_cost,
+           problems=[Problem(x=_unit((2, 3, 2)), steps=1),
+                     Problem(x=_unit((2, 8, 16), np.float16), steps=1, fast=False),
+                     *(Problem(x=half(*shape), measured=True) for shape in ((12, 4 * 768, 768), (4 * 12, 768, 768)))])
 def newton_schulz(x, steps=STEPS):
     """U · p(S) · Vᵀ of each matrix U · S · Vᵀ, p so many iterations, as a new array.
 
@@ -126,16 +151,6 @@ def newton_schulz(x, steps=STEPS):
         x = matmul_forward(*((x, q) if tall else (q, x)), alpha=A**-count)
         left -= count
     return x
-
-
-def newton_schulz_cost(shape, steps=STEPS, itemsize=4):
-    """(bytes, FLOPs): of each product both operands, the residual and the result; what is two of them once."""
-    batch, small, large = shape[0], *sorted(shape[1:])
-    parts = parts_of(shape, np.float16 if itemsize == 2 else np.float32, steps)
-    squares = sum(4 * k - 3 for k in parts)  # products of s × s matrices
-    read = sum(2 if k == 1 else 11 * k - 9 for k in parts)  # s × s matrices that these read and write
-    return (batch * itemsize * (len(parts) * (3 * small * large + 2 * small**2) + read * small**2),
-            batch * (len(parts) * 3 * small**2 * large + squares * small**3))
 
 
 def newton_schulz_estimate(shape, multiprocessors):

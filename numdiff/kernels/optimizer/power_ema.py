@@ -33,9 +33,10 @@ import math
 
 import numpy as np
 
-from ...device import cuda, float32, is_device, launch, load4, store4
+from ...device import cuda, float32, launch, load4, store4
 from ...errors import UsageError
-from ..versions import versions_by_name
+from ..operation import lacks_multiple, naive_and_vectorised, operation
+from ..problem import Problem, integers, numbers, single
 
 BLOCK = 256  # threads
 CHUNK = 32768  # elements the reference updates at a time: three arrays of 128 KiB, which stay in the caches
@@ -122,27 +123,36 @@ def power_ema_update_kernel_v2(ema, weight, updates, gradient_norm, exponents):
             store4(ema, j, e0 + r * (w0 - e0), e1 + r * (w1 - e1), e2 + r * (w2 - e2), e3 + r * (w3 - e3))
 
 
-# Launcher -------------------------------------------------------------------------------------------------------------
-
-@versions_by_name
-def power_ema_update(ema, weight, updates, gradient_norm, exponents, version=None):
-    """Moves each row of `ema` (K, n) towards `weight` (n,), in place."""
-    k, n = ema.shape
-    if weight.shape != (n,) or exponents.shape != (k,):
-        raise ValueError(f"ema {ema.shape} must have a row like weight {weight.shape} for each of the exponents "
-                         f"{exponents.shape}")
-    if not is_device(ema):
-        power_ema_update_reference(ema, weight, updates, gradient_norm, exponents)
-        return
-    if version is None:
-        version = 2 if n % 4 == 0 else 1
-    elif version == 2 and n % 4:
-        raise ValueError(f"version 2 (vectorised) updates four elements at a time, and {n} is not a multiple of 4; "
-                         "use version=1")
-    kernel, threads = (power_ema_update_kernel_v1, n) if version == 1 else (power_ema_update_kernel_v2, n // 4)
-    launch(kernel, -(-threads // BLOCK), BLOCK, ema.reshape(-1), weight, updates, gradient_norm, exponents)
-
+# Cost -----------------------------------------------------------------------------------------------------------------
 
 def power_ema_update_cost(n, k):
     """n: numbers in all averages; k: how many averages."""
     return 8 * n + 4 * (n // k), 3 * n
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(ema, weight, exponents):
+    k, n = ema.shape
+    if weight.shape != (n,) or exponents.shape != (k,):
+        raise ValueError(f"ema {ema.shape} must have a row like weight {weight.shape} for each of the exponents "
+                         f"{exponents.shape}")
+
+
+SMALL = {"updates": integers([3], np.uint32), "gradient_norm": numbers([4.0]),
+         "exponents": numbers(exponents_of((0.05, 0.1)))}
+PARAMETERS = 20_494_272  # of the UNet, for the benchmark
+
+
+@operation(reference=power_ema_update_reference, cost=power_ema_update_cost, check=_check,
+           versions=naive_and_vectorised(power_ema_update_kernel_v1, power_ema_update_kernel_v2,
+                                         lambda weight: lacks_multiple(4, weight.size)),
+           problems=[Problem(ema=single(2, 24), weight=single(24), **SMALL),
+                     Problem(ema=single(2, 7), weight=single(7), **SMALL),
+                     Problem(ema=single(2, PARAMETERS), weight=single(PARAMETERS), updates=integers([7], np.uint32),
+                             gradient_norm=single(1), exponents=single(2), measured=True)],
+           writes=("ema",))
+def power_ema_update(ema, weight, updates, gradient_norm, exponents, version=None):
+    """Moves each row of `ema` (K, n) towards `weight` (n,), in place."""
+    launch(version.kernel, -(-weight.size // (version.width * BLOCK)), BLOCK, ema.reshape(-1), weight, updates,
+           gradient_norm, exponents)

@@ -35,8 +35,10 @@ import math
 
 import numpy as np
 
-from ...device import cuda, float32, int32, is_device, launch, uint32
+from ...device import cuda, float32, int32, launch, uint32
 from ..embedding import cosine_sine_of
+from ..operation import operation
+from ..problem import Problem, filled, integers, numbers, single
 
 HALF_PI = np.float32(math.pi / 2)
 WARP = 32
@@ -68,6 +70,15 @@ def latch_skips_reference(first_bad_step, counts, gradient_norm, step, patience)
         first_bad_step[0] = step[0]
     if first_bad_step[0] >= 0:
         gradient_norm[0] = np.nan
+
+
+def step_advance_reference(step):
+    step += uint32(1)
+
+
+def updates_advance_reference(updates, gradient_norm):
+    if math.isfinite(gradient_norm[0]):
+        updates += uint32(1)
 
 
 def next_row_reference(table, step, row):
@@ -133,59 +144,7 @@ def next_row_kernel_v1(table, step, row):
         step[0] = uint32(s + uint32(1))
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def learning_rate_forward(step, learning_rate, base, warmup_steps, total_steps, cosine):
-    """Writes this step's learning rate into `learning_rate`."""
-    if not is_device(step):
-        learning_rate_forward_reference(step, learning_rate, base, warmup_steps, total_steps, cosine)
-    else:
-        launch(learning_rate_kernel_v1, 1, 1, step, learning_rate, float(base), int(warmup_steps), int(total_steps),
-               int(cosine))
-
-
-def step_advance(step):
-    """step += 1, in place."""
-    if not is_device(step):
-        step += uint32(1)
-    else:
-        launch(step_advance_kernel_v1, 1, 1, step)
-
-
-def latch_nonfinite(first_bad_step, loss, gradient_norm, step):
-    """Remembers the first step that is not finite, and from it on makes gradient_norm NaN, so that updates stop."""
-    if not is_device(step):
-        latch_nonfinite_reference(first_bad_step, loss, gradient_norm, step)
-    else:
-        launch(latch_nonfinite_kernel_v1, 1, 1, first_bad_step, loss, gradient_norm, step)
-
-
-def latch_skips(first_bad_step, counts, gradient_norm, step, patience):
-    """Remembers the step at which `patience` in a row were skipped, and from it on stops all updates."""
-    if not is_device(step):
-        latch_skips_reference(first_bad_step, counts, gradient_norm, step, patience)
-    else:
-        launch(latch_skips_kernel_v1, 1, 1, first_bad_step, counts, gradient_norm, step, int(patience))
-
-
-def count_update(updates, gradient_norm):
-    """updates += 1, in place, if the norm is finite."""
-    if is_device(updates):
-        launch(count_update_kernel_v1, 1, 1, updates, gradient_norm)
-    elif math.isfinite(gradient_norm[0]):
-        updates += uint32(1)
-
-
-def next_row(table, step, row):
-    """row = table[step], then step += 1, in place. Past the table's end there is nothing: do not ask."""
-    if table.dtype != row.dtype or row.dtype != np.uint32 or tuple(row.shape) != tuple(table.shape[1:]):
-        raise ValueError(f"table {table.dtype}{tuple(table.shape)} and row {row.dtype}{tuple(row.shape)} must be "
-                         "uint32, (steps, width) and (width,)")
-    if is_device(table):
-        launch(next_row_kernel_v1, 1, WARP, table.reshape(-1), step, row)
-    else:
-        next_row_reference(table, step, row)
-
+# Cost -----------------------------------------------------------------------------------------------------------------
 
 def learning_rate_forward_cost():
     return 8, 5
@@ -203,9 +162,72 @@ def latch_skips_cost():
     return 16, 0
 
 
-def count_update_cost():
+def updates_advance_cost():
     return 12, 0
 
 
 def next_row_cost(width):
     return 8 * width + 8, 0
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+STEP, NORM = integers([3], np.uint32), numbers([4.0])
+
+
+@operation(reference=learning_rate_forward_reference, cost=learning_rate_forward_cost,
+           problems=[*(Problem("cosine" if cosine else "constant", step=STEP, learning_rate=numbers([1e-3]), base=1e-3,
+                               warmup_steps=2, total_steps=10, cosine=cosine) for cosine in (False, True)),
+                     Problem(step=integers([7], np.uint32), learning_rate=single(1), base=1e-3, warmup_steps=200,
+                             total_steps=8000, cosine=True, measured=True)],
+           writes=("learning_rate",))
+def learning_rate_forward(step, learning_rate, base, warmup_steps, total_steps, cosine):
+    """Writes this step's learning rate into `learning_rate`."""
+    launch(learning_rate_kernel_v1, 1, 1, step, learning_rate, float(base), int(warmup_steps), int(total_steps),
+           int(cosine))
+
+
+@operation(reference=step_advance_reference, cost=step_advance_cost, problems=[Problem(step=STEP)], writes=("step",))
+def step_advance(step):
+    """step += 1, in place."""
+    launch(step_advance_kernel_v1, 1, 1, step)
+
+
+@operation(reference=latch_nonfinite_reference, cost=latch_nonfinite_cost,
+           problems=[Problem(label, first_bad_step=integers([-1]), loss=numbers([loss]), gradient_norm=NORM, step=STEP)
+                     for label, loss in (("finite", 0.5), ("infinite", np.inf))],
+           writes=("first_bad_step", "gradient_norm"))
+def latch_nonfinite(first_bad_step, loss, gradient_norm, step):
+    """Remembers the first step that is not finite, and from it on makes gradient_norm NaN, so that updates stop."""
+    launch(latch_nonfinite_kernel_v1, 1, 1, first_bad_step, loss, gradient_norm, step)
+
+
+@operation(reference=latch_skips_reference, cost=latch_skips_cost,
+           problems=[Problem(f"patience of {patience}", first_bad_step=integers([-1]), counts=integers([3, 0, 0]),
+                             gradient_norm=NORM, step=STEP, patience=patience) for patience in (0, 5)],
+           writes=("first_bad_step", "gradient_norm"))
+def latch_skips(first_bad_step, counts, gradient_norm, step, patience):
+    """Remembers the step at which `patience` in a row were skipped, and from it on stops all updates."""
+    launch(latch_skips_kernel_v1, 1, 1, first_bad_step, counts, gradient_norm, step, int(patience))
+
+
+@operation(reference=updates_advance_reference, cost=updates_advance_cost,
+           problems=[Problem(updates=STEP, gradient_norm=NORM)], writes=("updates",))
+def updates_advance(updates, gradient_norm):
+    """updates += 1, in place, if the norm is finite."""
+    launch(count_update_kernel_v1, 1, 1, updates, gradient_norm)
+
+
+def _check_row(table, row):
+    if table.dtype != row.dtype or row.dtype != np.uint32 or tuple(row.shape) != tuple(table.shape[1:]):
+        raise ValueError(f"table {table.dtype}{tuple(table.shape)} and row {row.dtype}{tuple(row.shape)} must be "
+                         "uint32, (steps, width) and (width,)")
+
+
+@operation(reference=next_row_reference, cost=next_row_cost, check=_check_row,
+           problems=[Problem(table=filled((3, 40), lambda rng: rng.integers(0, 2**32, (3, 40)), np.uint32),
+                             step=integers([1], np.uint32), row=integers(np.zeros(40), np.uint32))],
+           writes=("step", "row"))
+def next_row(table, step, row):
+    """row = table[step], then step += 1, in place. The table has a row for that step."""
+    launch(next_row_kernel_v1, 1, WARP, table.reshape(-1), step, row)

@@ -18,10 +18,14 @@ SOURCE
 READ NEXT
     diffusion/sampler.py, what is launched between two evaluations of the model.
 """
-from ...device import cuda, download, float32, is_device, launch
+import numpy as np
+
+from ...device import cuda, download, float32, launch
+from ..operation import operation
+from ..problem import Problem, integers, numbers, single
 
 
-def telemetry_record_reference(ring, step, loss, gradient_norm, learning_rate, loss_scale, counts, scale):
+def telemetry_record_reference(ring, step, loss, gradient_norm, learning_rate, loss_scale, counts, scale=1.0):
     ring[int(step[0]) % len(ring)] = loss[0] * scale, gradient_norm[0], learning_rate[0], loss_scale[0], counts[1]
 
 
@@ -41,21 +45,31 @@ def telemetry_record_kernel_v1(ring, step, loss, gradient_norm, learning_rate, l
         ring[row, 4] = float32(counts[1])
 
 
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def telemetry_record_cost():
+    """(bytes, FLOPs) of one row."""
+    return 44, 1
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+STATE = {"loss": single(1), "gradient_norm": numbers([4.0]), "learning_rate": numbers([1e-3]),
+         "loss_scale": numbers([1024.0]), "counts": integers([3, 2, 1])}
+ONE = single(1)
+
+
+@operation(reference=telemetry_record_reference, cost=telemetry_record_cost,
+           problems=[Problem(ring=single(4, 5), step=integers([7], np.uint32), **STATE, scale=0.5),
+                     Problem(ring=single(1024, 5), step=integers([7], np.uint32), loss=ONE, gradient_norm=ONE,
+                             learning_rate=ONE, loss_scale=ONE, counts=integers([3, 2, 1]), measured=True)],
+           writes=("ring",))
 def telemetry_record(ring, step, loss, gradient_norm, learning_rate, loss_scale, counts, scale=1.0):
     """Write this step's row of the ring, in place."""
-    if not is_device(ring):
-        telemetry_record_reference(ring, step, loss, gradient_norm, learning_rate, loss_scale, counts, scale)
-    else:
-        launch(telemetry_record_kernel_v1, 1, 5, ring, step, loss, gradient_norm, learning_rate, loss_scale, counts,
-               scale)
+    launch(telemetry_record_kernel_v1, 1, 5, ring, step, loss, gradient_norm, learning_rate, loss_scale, counts, scale)
 
 
 def telemetry_read(ring, first, stop):
     """Rows of steps first … stop-1 (at most R of them), oldest first: NumPy float32 (stop - first, 5). Waits."""
     rows = download(ring)
     return rows[[step % len(rows) for step in range(first, stop)]]
-
-
-def telemetry_record_cost():
-    """(bytes, FLOPs) of one row."""
-    return 44, 1

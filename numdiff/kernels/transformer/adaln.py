@@ -36,14 +36,15 @@ import math
 
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, is_device, launch, load4, over_batch, store4
+from ...device import cuda, empty, empty_like, float32, launch, load4, over_batch, store4
 from ...device.limits import WARP
 from ...device.specialise import Constant
 from ...dtypes import in_single
 from ..common import warp_sum
+from ..operation import Version, lacks_multiple, operation
+from ..problem import Problem, half, positive, single
 from ..reduce import BLOCK, cut, sample_sum, tree_sum
 from ..second_pass import add_rows
-from ..versions import versions_by_name
 from .norms import NORMS, RMS, SHIFTED, WEIGHTED, Norm, average_of, check_norm, variants
 
 BLOCK2 = 2 * BLOCK  # shared elements for two sums a thread
@@ -353,102 +354,6 @@ BACKWARD = variants("adaln_backward_kernel_v", (adaln_backward_v1, adaln_backwar
 SUMS = variants("adaln_sums_kernel_v", (adaln_sums_v1, adaln_sums_v2), NORMS, "RMS", "WEIGHTED", "SHIFTED")
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def _check(x, version, *vectors):
-    """(B, T, C, version)."""
-    if x.ndim != 3:
-        raise ValueError(f"adaln takes tokens (B, T, C), not {tuple(x.shape)}; reshape an image to (B, H·W, C)")
-    B, T, C = x.shape
-    for vector in vectors:
-        if vector is not None and tuple(vector.shape) != (B, C):
-            raise ValueError(f"adaln: shift and scale must be (B, C) = {(B, C)}, not {tuple(vector.shape)}")
-    if version is None:
-        version = 2 if C % 4 == 0 else 1
-    if version == 2 and C % 4:
-        raise ValueError(f"version 2 (warp-per-row) takes four channels at a time, and {C} is not a multiple of 4; "
-                         "use version=1")
-    return B, T, C, version
-
-
-def _scales(scale, weight):
-    """What kernels call `scales`."""
-    return (scale.reshape(-1),) if weight is None else (scale.reshape(-1), weight)
-
-
-@versions_by_name
-def adaln_forward(x, shift, scale, eps=1e-6, weight=None, norm="layer", version=None):
-    """(y, mean (B·T,), rstd (B·T,)): the norm of x (B, T, C) · weight (C,) · (1 + scale (B, C)) + shift (B, C).
-
-    shift, weight: None where there is none; norm: "layer", or "rms", which has no mean: None
-    """
-    B, T, C, version = _check(x, version, shift, scale)
-    check_norm("adaln", C, weight, norm)
-    if not is_device(x):
-        return adaln_forward_reference(x, shift, scale, eps, weight, norm)
-    which = Norm(norm == "rms", weight is not None, shift is not None)
-    y, rstd = empty_like(x), empty((B * T,), np.float32, like=x)
-    mean = None if which.rms else empty((B * T,), np.float32, like=x)
-    scales = _scales(scale, weight)
-    arrays = (x.reshape(-1), shift.reshape(-1) if which.shifted else scales[0], scales, y.reshape(-1),
-              rstd if which.rms else mean, rstd)  # what stands for an absent array is not looked at
-    if version == 1:
-        launch(FORWARD[1, which], B * T, BLOCK, *arrays, T, C, float(eps))
-    else:
-        launch(FORWARD[2, which], -(-B * T // ROWS), BLOCK, *arrays, B * T, T, C, float(eps))
-    return y, mean, rstd
-
-
-@versions_by_name
-def adaln_backward(dy, x, scale, mean, rstd, weight=None, dweight=None, need_dshift=True, version=None):
-    """(dx, dshift (B, C), dscale (B, C)) from dy and what the forward took and gave; mean None: of RMSNorm.
-
-    The gradient of the weight is added into `dweight` (None: not wanted). need_dshift: False where there is no shift;
-    dshift is None then.
-    """
-    B, T, C, version = _check(x, version, scale)
-    check_norm("adaln", C, weight)
-    if not is_device(x):
-        return adaln_backward_reference(dy, x, scale, mean, rstd, weight, dweight, need_dshift)
-    which = Norm(mean is None, weight is not None, need_dshift)
-    statistics = (rstd if which.rms else mean, rstd)
-    dx = _dx(which, version, dy, x, scale, weight, statistics)
-    return dx, *_sums(which, version, dy, x, scale, weight, dweight, statistics)
-
-
-def _dx(which, version, dy, x, scale, weight, statistics):
-    B, T, C = x.shape
-    dx, kernel = empty_like(x), BACKWARD[version, which._replace(shifted=True)]  # dx does not depend on a shift
-    arrays = dy.reshape(-1), x.reshape(-1), _scales(scale, weight), *statistics, dx.reshape(-1)
-    if version == 1:
-        launch(kernel, B * T, BLOCK, *arrays, T, C)
-    else:
-        launch(kernel, -(-B * T // ROWS), BLOCK, *arrays, B * T, T, C)
-    return dx
-
-
-def _sums(which, version, dy, x, scale, weight, dweight, statistics):
-    """(dshift or None, dscale), the sums over each image's tokens; adds to dweight what comes of them."""
-    B, T, C = x.shape
-    lanes, tiles, chunk, chunks = cut(B, T, C, 4) if version == 2 else (0, 0, T, 1)
-    kinds = 2 if which.shifted else 1
-    sums = empty((kinds * B, chunks, C), np.float32, like=x)  # dshift's, if any, then dscale's
-    dscales = sums if version == 2 or not which.shifted else sums[B:]
-    dscales, shares = (dscales.reshape(-1),), None
-    if weight is not None:
-        shares = empty((B * chunks, C), np.float32, like=x)  # each chunk's of dweight
-        dscales = *dscales, shares.reshape(-1), scale.reshape(-1), weight
-    arrays = dy.reshape(-1), x.reshape(-1), *statistics
-    if version == 1:
-        launch(SUMS[1, which], -(-B * C // BLOCK), BLOCK, *arrays, sums[:B].reshape(-1), dscales, T, C)
-    else:
-        launch(SUMS[2, which], (chunks, tiles, B), BLOCK, *arrays, dscales, T, C, lanes, chunk)
-    if dweight is not None and shares is not None:
-        add_rows(shares, dweight)
-    sums = sums.reshape(kinds * B, C) if chunks == 1 else sample_sum(sums)
-    return (sums[:B], sums[-B:]) if which.shifted else (None, sums)
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def adaln_forward_cost(B, T, C):
@@ -459,3 +364,151 @@ def adaln_forward_cost(B, T, C):
 def adaln_backward_cost(B, T, C):
     """(bytes, FLOPs): dx from dy and x, and the sums for dshift and dscale, which read both again."""
     return 4 * (5 * B * T * C + 3 * B * C + 4 * B * T), 16 * B * T * C
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(x, *vectors):
+    if x.ndim != 3:
+        raise ValueError(f"adaln takes tokens (B, T, C), not {tuple(x.shape)}; reshape an image to (B, H·W, C)")
+    B, _, C = x.shape
+    for vector in vectors:
+        if vector is not None and tuple(vector.shape) != (B, C):
+            raise ValueError(f"adaln: shift and scale must be (B, C) = {(B, C)}, not {tuple(vector.shape)}")
+
+
+def _check_forward(x, shift, scale, weight, norm):
+    _check(x, shift, scale)
+    check_norm("adaln", x.shape[2], weight, norm)
+
+
+def _check_backward(x, scale, weight):
+    _check(x, scale)
+    check_norm("adaln", x.shape[2], weight)
+
+
+def _two_versions(kernels):
+    """kernels: {(version, norm): kernel}"""
+    return [Version("block-per-row", kernels),
+            Version("warp-per-row", kernels, fits=lambda x: lacks_multiple(4, x.shape[2], "channels"))]
+
+
+def _statistics(arrays):
+    """mean and rstd of a problem's x; mean None of an RMSNorm."""
+    rms = "mean" not in arrays
+    _, mean, rstd = adaln_forward_reference(arrays["x"], None, arrays["scale"], norm="rms" if rms else "layer")
+    return {"rstd": rstd} if rms else {"mean": mean, "rstd": rstd}
+
+
+def _forward_problem(shape, norm=NORMS[0], array=single, label=None, **more):
+    B, _, C = shape
+    vector = array(B, C)
+    return Problem(label, x=array(*shape), shift=vector if norm.shifted else None, scale=vector,
+                   weight=single(C) if norm.weighted else None, norm=norm.kind, **more)
+
+
+def _backward_problem(shape, norm=NORMS[0], array=single, label=None, **more):
+    B, T, C = shape
+    weight = {"weight": single(C), "dweight": single(C)} if norm.weighted else {}
+    return Problem(label, dy=array(*shape), x=array(*shape), scale=array(B, C),
+                   mean=None if norm.rms else single(B * T), rstd=positive(B * T), need_dshift=norm.shifted,
+                   derived=_statistics, **weight, **more)
+
+
+def _problems(make):
+    """The small problems of a direction: one warp a token in v2, of whose 32 lanes 9 have channels, then the first has
+    two iterations; other norms; the sums in two passes."""
+    lightning = [Norm(True, True, True), Norm(True, True, False)]  # LightningDiT's
+    return [*(make(shape) for shape in ((2, 3, 36), (1, 2, 132), (2, 2, 7))), make((1, 1030, 8), fast=False),
+            *(make((2, 3, 36), norm, label=str(norm)) for norm in NORMS[1:]),
+            *(make((1, 2, 12), norm, half, label=f"{norm}, float16") for norm in lightning)]
+
+
+TOKENS, VECTOR, STATISTIC = half(64, 256, 768), half(64, 768), single(64 * 256)  # of a DiT-B/2, for the benchmark
+RMSNORMS = ("RMSNorm", VECTOR), ("RMSNorm, no shift", None)
+
+
+@operation(reference=adaln_forward_reference, cost=adaln_forward_cost, check=_check_forward,
+           versions=_two_versions(FORWARD),
+           problems=[*_problems(_forward_problem), Problem(x=TOKENS, shift=VECTOR, scale=VECTOR, measured=True),
+                     *(Problem(x=TOKENS, shift=shift, scale=VECTOR, weight=single(768), norm="rms", note=note,
+                               measured=True) for note, shift in RMSNORMS)])
+def adaln_forward(x, shift, scale, eps=1e-6, weight=None, norm="layer", version=None):
+    """(y, mean (B·T,), rstd (B·T,)): the norm of x (B, T, C) · weight (C,) · (1 + scale (B, C)) + shift (B, C).
+
+    shift, weight: None where there is none; norm: "layer", or "rms", which has no mean: None
+    """
+    B, T, C = x.shape
+    which = Norm(norm == "rms", weight is not None, shift is not None)
+    y, rstd = empty_like(x), empty((B * T,), np.float32, like=x)
+    mean = None if which.rms else empty((B * T,), np.float32, like=x)
+    scales = _scales(scale, weight)
+    arrays = (x.reshape(-1), shift.reshape(-1) if which.shifted else scales[0], scales, y.reshape(-1),
+              rstd if which.rms else mean, rstd)  # what stands for an absent array is not looked at
+    kernel = version.kernel[version.number, which]
+    if version.name == "block-per-row":
+        launch(kernel, B * T, BLOCK, *arrays, T, C, float(eps))
+    else:
+        launch(kernel, -(-B * T // ROWS), BLOCK, *arrays, B * T, T, C, float(eps))
+    return y, mean, rstd
+
+
+@operation(reference=adaln_backward_reference, cost=adaln_backward_cost, check=_check_backward,
+           versions=_two_versions(BACKWARD),
+           problems=[*_problems(_backward_problem),
+                     Problem(dy=TOKENS, x=TOKENS, scale=VECTOR, mean=STATISTIC, rstd=positive(64 * 256), measured=True),
+                     *(Problem(dy=TOKENS, x=TOKENS, scale=VECTOR, mean=None, rstd=positive(64 * 256),
+                               weight=single(768), dweight=single(768), need_dshift=shift is not None, note=note,
+                               measured=True) for note, shift in RMSNORMS)],
+           writes=("dweight",))
+def adaln_backward(dy, x, scale, mean, rstd, weight=None, dweight=None, need_dshift=True, version=None):
+    """(dx, dshift (B, C), dscale (B, C)) from dy and what the forward took and gave; mean None: of RMSNorm.
+
+    The gradient of the weight is added into `dweight` (None: not wanted). need_dshift: False where there is no shift;
+    dshift is None then.
+    """
+    which = Norm(mean is None, weight is not None, need_dshift)
+    statistics = (rstd if which.rms else mean, rstd)
+    dx = _dx(version, which, dy, x, scale, weight, statistics)
+    return dx, *_sums(version, which, dy, x, scale, weight, dweight, statistics)
+
+
+def _scales(scale, weight):
+    """What kernels call `scales`."""
+    return (scale.reshape(-1),) if weight is None else (scale.reshape(-1), weight)
+
+
+def _dx(version, which, dy, x, scale, weight, statistics):
+    B, T, C = x.shape
+    kernel = version.kernel[version.number, which._replace(shifted=True)]  # dx does not depend on a shift
+    dx = empty_like(x)
+    arrays = dy.reshape(-1), x.reshape(-1), _scales(scale, weight), *statistics, dx.reshape(-1)
+    if version.name == "block-per-row":
+        launch(kernel, B * T, BLOCK, *arrays, T, C)
+    else:
+        launch(kernel, -(-B * T // ROWS), BLOCK, *arrays, B * T, T, C)
+    return dx
+
+
+def _sums(version, which, dy, x, scale, weight, dweight, statistics):
+    """(dshift or None, dscale), the sums over each image's tokens; adds to dweight what comes of them."""
+    B, T, C = x.shape
+    by_warp = version.name == "warp-per-row"
+    lanes, tiles, chunk, chunks = cut(B, T, C, 4) if by_warp else (0, 0, T, 1)
+    kinds = 2 if which.shifted else 1
+    sums = empty((kinds * B, chunks, C), np.float32, like=x)  # dshift's, if any, then dscale's
+    dscales = sums if by_warp or not which.shifted else sums[B:]
+    dscales, shares = (dscales.reshape(-1),), None
+    if weight is not None:
+        shares = empty((B * chunks, C), np.float32, like=x)  # each chunk's of dweight
+        dscales = *dscales, shares.reshape(-1), scale.reshape(-1), weight
+    arrays = dy.reshape(-1), x.reshape(-1), *statistics
+    kernel = SUMS[version.number, which]
+    if by_warp:
+        launch(kernel, (chunks, tiles, B), BLOCK, *arrays, dscales, T, C, lanes, chunk)
+    else:
+        launch(kernel, -(-B * C // BLOCK), BLOCK, *arrays, sums[:B].reshape(-1), dscales, T, C)
+    if dweight is not None and shares is not None:
+        add_rows(shares, dweight)
+    sums = sums.reshape(kinds * B, C) if chunks == 1 else sample_sum(sums)
+    return (sums[:B], sums[-B:]) if which.shifted else (None, sums)

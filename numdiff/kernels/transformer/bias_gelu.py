@@ -21,12 +21,13 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import is_device, on_host, over_batch
+from ...device import on_host, over_batch
 from ...dtypes import in_single
 from ..elementwise import GELU_CUBIC, GELU_SLOPE, gelu, gelu_gradient
 from ..exponential import exponential, sigmoid
 from ..fuse import EACH, PER_CHANNEL, UNCHANGED, Operation, fuse
-from ..versions import versions_by_name
+from ..operation import operation
+from ..problem import Problem, half, single
 
 SLOPE, BOTH = float(GELU_SLOPE), float(GELU_SLOPE) * float(GELU_CUBIC)  # Python floats take the arrays' type
 ONE, THREE, SLOPE_2, BOTH_2 = (np.float32(value) for value in (1, 3, 2 * SLOPE, 2 * BOTH))
@@ -112,24 +113,6 @@ BIAS_GELU = fuse(EACH, Operation(biased, PER_CHANNEL, x=UNCHANGED, bias=UNCHANGE
                  EACH, name="bias_gelu", module=__name__)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-@versions_by_name
-def bias_gelu_forward(x, bias, version=None):
-    """GELU(x (..., C) + bias (C,)), tanh form, as a new array."""
-    BIAS_GELU.check(x, bias)
-    return BIAS_GELU.forward(x, bias, version=version) if is_device(x) else bias_gelu_forward_cpu(x, bias)
-
-
-@versions_by_name
-def bias_gelu_backward(dy, x, bias, dbias, version=None):
-    """dx from dy and the forward's input x; the gradient of the bias is added into `dbias`."""
-    BIAS_GELU.check(x, bias)
-    if not is_device(x):
-        return bias_gelu_backward_cpu(dy, x, bias, dbias)
-    return BIAS_GELU.backward(dy, x, bias, version=version, into={"bias": dbias})[0]
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def bias_gelu_forward_cost(M, C):
@@ -139,3 +122,30 @@ def bias_gelu_forward_cost(M, C):
 
 def bias_gelu_backward_cost(M, C):
     return 4 * (3 * M * C + 3 * C), 19 * M * C
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+HIDDEN, WIDTH = half(64, 256, 4 * 768), single(4 * 768)  # of a DiT-B/2, for the benchmark
+SHAPES = (2, 3, 36), (1, 2, 132), (2, 2, 7)
+
+
+@operation(reference=bias_gelu_forward_cpu, cost=bias_gelu_forward_cost,
+           check=lambda x, bias: BIAS_GELU.check(x, bias), versions=BIAS_GELU.versions(),
+           problems=[*(Problem(x=single(*shape), bias=single(shape[2])) for shape in SHAPES),
+                     Problem(x=half(2, 5, 8), bias=single(8)), Problem(x=HIDDEN, bias=WIDTH, measured=True)])
+def bias_gelu_forward(x, bias, version=None):
+    """GELU(x (..., C) + bias (C,)), tanh form, as a new array."""
+    return BIAS_GELU.forward(x, bias, version=version.number)
+
+
+@operation(reference=bias_gelu_backward_cpu, cost=bias_gelu_backward_cost,
+           check=lambda x, bias: BIAS_GELU.check(x, bias), versions=BIAS_GELU.versions("backward"),
+           problems=[*(Problem(dy=single(*shape), x=single(*shape), bias=single(shape[2]), dbias=single(shape[2]))
+                       for shape in SHAPES),
+                     Problem(dy=half(2, 5, 8), x=half(2, 5, 8), bias=single(8), dbias=single(8)),
+                     Problem(dy=HIDDEN, x=HIDDEN, bias=WIDTH, dbias=WIDTH, measured=True)],
+           writes=("dbias",))
+def bias_gelu_backward(dy, x, bias, dbias, version=None):
+    """dx from dy and the forward's input x; the gradient of the bias is added into `dbias`."""
+    return BIAS_GELU.backward(dy, x, bias, version=version.number, into={"bias": dbias})[0]

@@ -19,8 +19,10 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import cuda, empty, float32, is_device, launch, zeros
+from ...device import cuda, empty, float32, launch, zeros
 from ..common import divide
+from ..operation import operation
+from ..problem import Problem, half, single
 
 BLOCK = 256  # threads
 MAX_PARTS = 6  # parts: shift, scale and gate of attention, and of the MLP
@@ -72,37 +74,46 @@ def chunk_backward_kernel_v1(p0, p1, p2, p3, p4, p5, dx, count, C):
         dx[i] = value
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Cost -----------------------------------------------------------------------------------------------------------------
 
-def chunk_forward(x, count):
-    """The `count` parts (B, C) of x (B, count · C), one after the other in memory."""
+def chunk_forward_cost(n):
+    """(bytes, FLOPs) for n elements in all; the backward costs the same."""
+    return 8 * n, 0
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check_forward(x, count):
     if x.ndim != 2 or not 0 < count <= MAX_PARTS or x.shape[1] % count:
         raise ValueError(f"chunk cuts (B, n·C) into at most {MAX_PARTS} parts, and not {tuple(x.shape)} into {count}")
-    if not is_device(x):
-        return chunk_forward_reference(x, count)
+
+
+def _check_backward(parts):
+    given = next(p for p in parts if p is not None)
+    if len(parts) > MAX_PARTS or any(p is not None and p.shape != given.shape for p in parts):
+        raise ValueError(f"chunk joins at most {MAX_PARTS} parts of one shape")
+
+
+@operation(reference=chunk_forward_reference, cost=chunk_forward_cost, check=_check_forward,
+           problems=[*(Problem(x=single(3, 4 * count), count=count) for count in (2, 6)),
+                     Problem(x=half(64, 6 * 768), count=6, measured=True)])
+def chunk_forward(x, count):
+    """The `count` parts (B, C) of x (B, count · C), one after the other in memory."""
     B, C = x.shape[0], x.shape[1] // count
     parts = empty((count * B, C), np.float32, like=x)
     launch(chunk_forward_kernel_v1, -(-x.size // BLOCK), BLOCK, x.reshape(-1), parts.reshape(-1), count, C)
     return [parts[k * B:(k + 1) * B] for k in range(count)]
 
 
+@operation(reference=chunk_backward_reference, cost=chunk_forward_cost, check=_check_backward,
+           problems=[*(Problem(f"{count} parts", parts=[single(3, 4)] * count) for count in (2, 6)),
+                     Problem("unused part", parts=[None, single(3, 4)])])
 def chunk_backward(parts):
     """dx (B, n·C) from the n gradients (B, C) of the parts; None where a part was not used."""
     given = next(p for p in parts if p is not None)
-    if len(parts) > MAX_PARTS or any(p is not None and p.shape != given.shape for p in parts):
-        raise ValueError(f"chunk joins at most {MAX_PARTS} parts of one shape")
-    if not is_device(given):
-        return chunk_backward_reference(parts)
     (B, C), count = given.shape, len(parts)
     flat = [(zeros((B, C), like=given) if p is None else p).reshape(-1) for p in parts]
     dx = empty((B, count * C), np.float32, like=given)
     launch(chunk_backward_kernel_v1, -(-dx.size // BLOCK), BLOCK, *flat, *flat[-1:] * (MAX_PARTS - count),
            dx.reshape(-1), count, C)
     return dx
-
-
-# Cost -----------------------------------------------------------------------------------------------------------------
-
-def chunk_forward_cost(n):
-    """(bytes, FLOPs) for n elements in all; the backward costs the same."""
-    return 8 * n, 0

@@ -23,6 +23,8 @@ import numpy as np
 
 from ...device import DeviceArray, cuda, download, empty, float32, is_device, launch, load4, store4
 from ..common import divide
+from ..operation import operation
+from ..problem import Problem, single
 from ..reduce import sample_sum
 from .chunk import chunk_backward_reference
 
@@ -131,24 +133,22 @@ def columns_forward(x, count):
     return [Columns(x, k * C, C, sums) for k in range(count)]
 
 
-def columns_backward(parts, dtype=np.float32):
+def join_columns(parts, dtype=np.float32):
     """dx (B, n·C) from the gradients of the n parts, as the kernels that read them gave them; None: not used.
 
-    parts: all, or some that lie side by side. On a device the gradients stay where they met until a call gives all.
+    parts: all, or some that are neighbours. On a device the gradients stay where they met until a call gives all.
     """
     given = next(p for p in parts if p is not None)
     if not isinstance(given, ColumnSums):
         return chunk_backward_reference(parts)
     sums, C = given.sums, given.width
-    (B, N), first, width = sums.shape, given.first - C * parts.index(given), C * len(parts)
+    first, width = given.first - C * parts.index(given), C * len(parts)
     used = -1 if None not in parts else sum(1 << k for k, part in enumerate(parts) if part is not None)
     if used >= 1 << MASK:
         raise ValueError(f"of {len(parts)} parts each must be used, or those after the first {MASK} by nobody; use "
                          "chunk")
-    dx = empty((B, width), dtype, like=sums.partial)
-    launch(columns_backward_kernel_v1, -(-dx.size // (4 * BLOCK)), BLOCK, sums.partial.reshape(-1), dx.reshape(-1),
-           sums.blocks, first, width, N, C, used)
-    if width == N:
+    dx = columns_backward(sums.partial, len(parts), first, used, dtype, C)
+    if width == sums.shape[1]:
         sums.partial, sums.written = None, set()
     return dx
 
@@ -156,3 +156,33 @@ def columns_backward(parts, dtype=np.float32):
 def as_columns(vector):
     """A whole array (B, C) as columns of itself; columns as they are."""
     return Columns(vector, 0, vector.shape[1], Sums(vector.shape)) if isinstance(vector, DeviceArray) else vector
+
+
+# Operation ------------------------------------------------------------------------------------------------------------
+
+def columns_backward_reference(partial, count, first=0, used=-1, dtype=np.float32, width=None):
+    columns = partial.shape[2] // count if width is None else width
+    dx = partial.sum(1)[:, first:first + columns * count]
+    for k in range(count):
+        if used != -1 and not used >> k & 1:
+            dx[:, k * columns:(k + 1) * columns] = 0
+    return dx
+
+
+@operation(reference=columns_backward_reference,
+           problems=[Problem(partial=single(2, 3, 24), count=3), Problem("unused", partial=single(2, 3, 24), count=3,
+                                                                           used=0b101),
+                     Problem("neighbours", partial=single(2, 1, 24), count=2, first=8, width=8),
+                     Problem(partial=single(64, 4, 6 * 768), count=6, measured=True)])
+def columns_backward(partial, count, first=0, used=-1, dtype=np.float32, width=None):
+    """dx (B, count · width), a new array: sums over the blocks of partial (B, blocks, N), of columns from `first` on.
+
+    width: of a part; None: partial has `count` parts; used: bit k says that part k has a gradient, else its columns are
+    0; -1: all have
+    """
+    B, blocks, N = partial.shape
+    columns = N // count if width is None else width
+    dx = empty((B, columns * count), dtype, like=partial)
+    launch(columns_backward_kernel_v1, -(-dx.size // (4 * BLOCK)), BLOCK, partial.reshape(-1), dx.reshape(-1), blocks,
+           first, columns * count, N, columns, used)
+    return dx

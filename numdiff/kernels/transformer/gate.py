@@ -21,10 +21,11 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import is_device, over_batch
+from ...device import over_batch
 from ...dtypes import in_single
 from ..fuse import EACH, PER_SAMPLE, UNCHANGED, Operation, fuse
-from ..versions import versions_by_name
+from ..operation import operation
+from ..problem import Problem, half, single
 
 # References -----------------------------------------------------------------------------------------------------------
 
@@ -72,24 +73,6 @@ GATE = fuse(EACH, Operation(gated, EACH, PER_SAMPLE, x=UNCHANGED, h=gated_dh, ga
             module=__name__)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-@versions_by_name
-def gate_forward(x, h, gate, version=None):
-    """x (B, ..., C) + gate (B, C) · h (B, ..., C), as a new array."""
-    GATE.check(x, h, gate)
-    return GATE.forward(x, h, gate, version=version) if is_device(x) else gate_forward_reference(x, h, gate)
-
-
-@versions_by_name
-def gate_backward(dy, h, gate, version=None):
-    """(dh, dgate (B, C)); the gradient of x is `dy` itself."""
-    GATE.check(dy, h, gate)
-    if not is_device(h):
-        return gate_backward_reference(dy, h, gate)
-    return tuple(GATE.backward(dy, None, h, gate, version=version)[1:])
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def gate_forward_cost(B, T, C):
@@ -99,3 +82,30 @@ def gate_forward_cost(B, T, C):
 
 def gate_backward_cost(B, T, C):
     return 4 * (3 * B * T * C + 2 * B * C), 3 * B * T * C
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+TOKENS, VECTOR = half(64, 256, 768), half(64, 768)  # of a DiT-B/2, for the benchmark
+SHAPES = (2, 3, 36), (1, 2, 132), (2, 2, 7)
+
+
+@operation(reference=gate_forward_reference, cost=gate_forward_cost, check=lambda x, h, gate: GATE.check(x, h, gate),
+           versions=GATE.versions(),
+           problems=[*(Problem(x=single(*shape), h=single(*shape), gate=single(shape[0], shape[2]))
+                       for shape in SHAPES),
+                     Problem(x=half(2, 5, 8), h=half(2, 5, 8), gate=half(2, 8)),
+                     Problem(x=TOKENS, h=TOKENS, gate=VECTOR, measured=True)])
+def gate_forward(x, h, gate, version=None):
+    """x (B, ..., C) + gate (B, C) · h (B, ..., C), as a new array."""
+    return GATE.forward(x, h, gate, version=version.number)
+
+
+@operation(reference=gate_backward_reference, cost=gate_backward_cost,
+           check=lambda dy, h, gate: GATE.check(dy, h, gate), versions=GATE.versions("backward", of="dy"),
+           problems=[*(Problem(dy=single(*shape), h=single(*shape), gate=single(shape[0], shape[2]))
+                       for shape in SHAPES), Problem(dy=half(2, 5, 8), h=half(2, 5, 8), gate=half(2, 8)),
+                     Problem(dy=TOKENS, h=TOKENS, gate=VECTOR, measured=True)])
+def gate_backward(dy, h, gate, version=None):
+    """(dh, dgate (B, C)); the gradient of x is `dy` itself."""
+    return tuple(GATE.backward(dy, None, h, gate, version=version.number)[1:])

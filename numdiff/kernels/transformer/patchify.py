@@ -25,10 +25,11 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import cuda, empty, is_device, launch, load4, store4
+from ...device import cuda, empty, launch, load4, store4
 from ...errors import TooManyElementsError
 from ..common import divide
-from ..versions import versions_by_name
+from ..operation import lacks_multiple, naive_and_vectorised, operation
+from ..problem import Problem, half, single
 
 BLOCK = 256  # threads
 
@@ -45,6 +46,14 @@ def unpatchify_forward_reference(tokens, patch, height, width):
     B, C = len(tokens), tokens.shape[2] // (patch * patch)
     squares = tokens.reshape(B, height // patch, width // patch, patch, patch, C).transpose(0, 1, 3, 2, 4, 5)
     return np.ascontiguousarray(squares).reshape(B, height, width, C)
+
+
+def patchify_backward_reference(dtokens, patch, height, width):
+    return unpatchify_forward_reference(dtokens, patch, height, width)
+
+
+def unpatchify_backward_reference(dx, patch):
+    return patchify_forward_reference(dx, patch)
 
 
 # Device function ------------------------------------------------------------------------------------------------------
@@ -94,63 +103,89 @@ def unpatchify_kernel_v2(tokens, x, width, row, patch):
         store4(x, i, x0, x1, x2, x3)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def _launch(kernels, source, target, width, row, patch, version):
-    if source.size >= 2**31:
-        raise TooManyElementsError(f"{tuple(source.shape)} has too many elements for 32-bit indices: split the batch")
-    if version is None:
-        version = 2 if row % 4 == 0 else 1
-    if version == 2 and row % 4:
-        raise ValueError(f"version 2 (vectorised) moves four elements of a patch's row, and its {row} are no multiple "
-                         "of 4; use version=1")
-    threads = source.size if version == 1 else source.size // 4
-    launch(kernels[version - 1], -(-threads // BLOCK), BLOCK, source.reshape(-1), target.reshape(-1), width, row, patch)
-    return target
-
-
-@versions_by_name
-def patchify_forward(x, patch, version=None):
-    """Tokens (B, h·w, patch²·C) of images x (B, H, W, C)."""
-    if x.ndim != 4 or x.shape[1] % patch or x.shape[2] % patch:
-        raise ValueError(f"patchify: images {tuple(x.shape)} must be (B, H, W, C) with H and W multiples of the patch "
-                         f"size {patch}")
-    if not is_device(x):
-        return patchify_forward_reference(x, patch)
-    B, H, W, C = x.shape
-    tokens = empty((B, H // patch * (W // patch), patch * patch * C), x.dtype, like=x)
-    return _launch((patchify_kernel_v1, patchify_kernel_v2), x, tokens, W, patch * C, patch, version)
-
-
-@versions_by_name
-def unpatchify_forward(tokens, patch, height, width, version=None):
-    """Images (B, height, width, C) of tokens (B, h·w, patch²·C)."""
-    count = height // patch * (width // patch)
-    if (tokens.ndim != 3 or height % patch or width % patch or tokens.shape[1] != count
-            or tokens.shape[2] % (patch * patch)):
-        raise ValueError(f"unpatchify: tokens {tuple(tokens.shape)} must be (B, {count}, {patch * patch}·C) for images "
-                         f"of {height}×{width} in patches of {patch}")
-    if not is_device(tokens):
-        return unpatchify_forward_reference(tokens, patch, height, width)
-    C = tokens.shape[2] // (patch * patch)
-    x = empty((tokens.shape[0], height, width, C), tokens.dtype, like=tokens)
-    return _launch((unpatchify_kernel_v1, unpatchify_kernel_v2), tokens, x, width, patch * C, patch, version)
-
-
-@versions_by_name
-def patchify_backward(dtokens, patch, height, width, version=None):
-    """dx: what was moved there moves back."""
-    return unpatchify_forward(dtokens, patch, height, width, version)
-
-
-@versions_by_name
-def unpatchify_backward(dx, patch, version=None):
-    """dtokens."""
-    return patchify_forward(dx, patch, version)
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def patchify_forward_cost(n):
     """(bytes, FLOPs) for n elements; all four operations cost the same."""
     return 8 * n, 0
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check_images(x, patch):
+    if x.ndim != 4 or x.shape[1] % patch or x.shape[2] % patch:
+        raise ValueError(f"patchify: images {tuple(x.shape)} must be (B, H, W, C) with H and W multiples of the patch "
+                         f"size {patch}")
+
+
+def _check_tokens(tokens, patch, height, width):
+    count = height // patch * (width // patch)
+    if (tokens.ndim != 3 or height % patch or width % patch or tokens.shape[1] != count
+            or tokens.shape[2] % (patch * patch)):
+        raise ValueError(f"unpatchify: tokens {tuple(tokens.shape)} must be (B, {count}, {patch * patch}·C) for images "
+                         f"of {height}×{width} in patches of {patch}")
+
+
+def _of_images(x, patch):
+    """What v2 needs and images lack; None where a patch's row is made of fours."""
+    return lacks_multiple(4, patch * x.shape[3], "elements of a patch's row")
+
+
+def _of_tokens(tokens, patch):
+    return lacks_multiple(4, tokens.shape[2] // patch, "elements of a patch's row")
+
+
+def _launch(version, source, target, width, row, patch):
+    if source.size >= 2**31:
+        raise TooManyElementsError(f"{tuple(source.shape)} has too many elements for 32-bit indices: split the batch")
+    launch(version.kernel, -(-source.size // (version.width * BLOCK)), BLOCK, source.reshape(-1), target.reshape(-1),
+           width, row, patch)
+    return target
+
+
+SIZES = (2, 4), (3, 3), (4, 3)  # (patch, C) of the problems
+
+
+def _image_problems(name):
+    return [Problem(**{name: single(2, 2 * p, 3 * p, C)}, patch=p) for p, C in SIZES]
+
+
+def _token_problems(name):
+    return [Problem(**{name: single(2, 6, p * p * C)}, patch=p, height=2 * p, width=3 * p) for p, C in SIZES]
+
+
+@operation(reference=patchify_forward_reference, cost=patchify_forward_cost, check=_check_images,
+           versions=naive_and_vectorised(patchify_kernel_v1, patchify_kernel_v2, _of_images),
+           problems=[*_image_problems("x"), Problem(x=half(64, 32, 32, 4), patch=2, measured=True)])
+def patchify_forward(x, patch, version=None):
+    """Tokens (B, h·w, patch²·C) of images x (B, H, W, C)."""
+    B, H, W, C = x.shape
+    tokens = empty((B, H // patch * (W // patch), patch * patch * C), x.dtype, like=x)
+    return _launch(version, x, tokens, W, patch * C, patch)
+
+
+@operation(reference=unpatchify_forward_reference, cost=patchify_forward_cost, check=_check_tokens,
+           versions=naive_and_vectorised(unpatchify_kernel_v1, unpatchify_kernel_v2, _of_tokens),
+           problems=[*_token_problems("tokens"),
+                     Problem(tokens=single(64, 256, 32), patch=2, height=32, width=32, measured=True)])
+def unpatchify_forward(tokens, patch, height, width, version=None):
+    """Images (B, height, width, C) of tokens (B, h·w, patch²·C)."""
+    C = tokens.shape[2] // (patch * patch)
+    x = empty((tokens.shape[0], height, width, C), tokens.dtype, like=tokens)
+    return _launch(version, tokens, x, width, patch * C, patch)
+
+
+@operation(reference=patchify_backward_reference, cost=patchify_forward_cost,
+           versions=naive_and_vectorised(fits=lambda dtokens, patch: _of_tokens(dtokens, patch)),
+           problems=_token_problems("dtokens"))
+def patchify_backward(dtokens, patch, height, width, version=None):
+    """dx: what was moved there moves back."""
+    return unpatchify_forward(dtokens, patch, height, width, version=version.number)
+
+
+@operation(reference=unpatchify_backward_reference, cost=patchify_forward_cost,
+           versions=naive_and_vectorised(fits=lambda dx, patch: _of_images(dx, patch)),
+           problems=_image_problems("dx"))
+def unpatchify_backward(dx, patch, version=None):
+    """dtokens."""
+    return patchify_forward(dx, patch, version=version.number)

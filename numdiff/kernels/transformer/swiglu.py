@@ -23,13 +23,14 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import cuda, empty, empty_like, int64, is_device, on_host, over_batch, uint32
+from ...device import cuda, empty, empty_like, int64, on_host, over_batch, uint32
 from ...dtypes import in_single
 from ..common import divide
 from ..exponential import sigmoid as sigmoid_on_host
 from ..fuse import EACH, Operation, Place, fuse
 from ..groupnorm.vectors import sigmoid
-from ..versions import versions_by_name
+from ..operation import operation
+from ..problem import Problem, half, single
 
 LOWEST = 80  # of -a, for which e^-a is still a float32
 WORTH = 6  # a number takes so many times less time than what is otherwise worth sharing
@@ -129,28 +130,6 @@ SWIGLU = fuse(FIRST, Operation(gated, SECOND, gradients=gate_gradients), EACH, n
               widths=(1, 8))
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-@versions_by_name
-def swiglu_forward(x, version=None):
-    """silu(first half of the channels) · second half, as a new array (…, H)."""
-    if x.shape[-1] % 2:
-        raise ValueError(f"swiglu takes gate and value side by side, an even number of channels, not {x.shape[-1]}")
-    if not is_device(x):
-        return swiglu_forward_cpu(x)
-    return SWIGLU.forward(x, x, version=version, out=empty((*x.shape[:-1], x.shape[-1] // 2), x.dtype, like=x))
-
-
-@versions_by_name
-def swiglu_backward(dy, x, version=None):
-    """dx (…, 2 · H) from dy (…, H) and the forward's input x."""
-    if not is_device(x):
-        return swiglu_backward_cpu(dy, x)
-    dx = empty_like(x)
-    SWIGLU.backward(dy, x, x, version=version, into={"a": dx, "b": dx})
-    return dx
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def swiglu_forward_cost(rows, C, itemsize=4):
@@ -160,3 +139,38 @@ def swiglu_forward_cost(rows, C, itemsize=4):
 
 def swiglu_backward_cost(rows, C, itemsize=4):
     return 5 * itemsize * rows * C // 2, 9 * rows * C // 2
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(x):
+    if x.shape[-1] % 2:
+        raise ValueError(f"swiglu takes gate and value side by side, an even number of channels, not {x.shape[-1]}")
+
+
+def _halved(x):
+    """The shape of y."""
+    return (*x.shape[:-1], x.shape[-1] // 2)
+
+
+HIDDEN = 8 * 768 // 3  # of a LightningDiT-B/2, for the benchmark
+
+
+@operation(reference=swiglu_forward_cpu, cost=swiglu_forward_cost, check=_check,
+           versions=SWIGLU.versions(shape_of=_halved),
+           problems=[Problem(x=single(3, 24)), Problem(x=single(3, 16)), Problem(x=half(3, 32), bfloat16=True),
+                     Problem(x=half(64, 256, 2 * HIDDEN), measured=True)])
+def swiglu_forward(x, version=None):
+    """silu(first half of the channels) · second half, as a new array (…, H)."""
+    return SWIGLU.forward(x, x, version=version.number, out=empty(_halved(x), x.dtype, like=x))
+
+
+@operation(reference=swiglu_backward_cpu, cost=swiglu_backward_cost, versions=SWIGLU.versions("backward", of="dy"),
+           problems=[*(Problem(dy=array(3, H), x=array(3, 2 * H), bfloat16=array is half)
+                       for H, array in ((12, single), (8, single), (16, half))),
+                     Problem(dy=half(64, 256, HIDDEN), x=half(64, 256, 2 * HIDDEN), measured=True)])
+def swiglu_backward(dy, x, version=None):
+    """dx (…, 2 · H) from dy (…, H) and the forward's input x."""
+    dx = empty_like(x)
+    SWIGLU.backward(dy, x, x, version=version.number, into={"a": dx, "b": dx})
+    return dx

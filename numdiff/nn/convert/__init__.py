@@ -6,6 +6,7 @@ guided-diffusion UNet and of a public DiT, guided.py the flags of guided-diffusi
 layout of that library, layout.py permutes axes.
 """
 from .diffusers import (
+    check_whole_folder,
     diffusers_config,
     diffusers_state_dict,
     find_diffusers,
@@ -19,7 +20,8 @@ from .guided import guided_diffusion_flags, with_convolutions
 from .layout import to_numdiff_layout, to_torch_layout
 from .unet import check_state_dict, guess_unet_options, unet_shapes
 
-__all__ = ["check_dit_state_dict", "check_state_dict", "diffusers_config", "diffusers_state_dict", "find_diffusers",
-           "guess_dit_options", "guess_unet_options", "guided_diffusion_flags", "is_dit", "load_state_dict",
-           "public_state_dict", "read_config", "read_weights", "to_numdiff_layout", "to_torch_layout", "unet_shapes",
-           "weights_file", "with_convolutions", "with_padding", "with_positions", "without_padding", "write_state_dict"]
+__all__ = ["check_dit_state_dict", "check_state_dict", "check_whole_folder", "diffusers_config",
+           "diffusers_state_dict", "find_diffusers", "guess_dit_options", "guess_unet_options",
+           "guided_diffusion_flags", "is_dit", "load_state_dict", "public_state_dict", "read_config", "read_weights",
+           "to_numdiff_layout", "to_torch_layout", "unet_shapes", "weights_file", "with_convolutions", "with_padding",
+           "with_positions", "without_padding", "write_state_dict"]

@@ -11,6 +11,7 @@ loaded model; then both agree up to rounding (tried with diffusers 0.42).
 """
 import os
 import pathlib
+import re
 
 import numpy as np
 
@@ -24,6 +25,8 @@ CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 PICKLED_WEIGHTS = "diffusion_pytorch_model.bin"
 FOLDER = (CONFIG, WEIGHTS, PICKLED_WEIGHTS)  # what a model's folder may hold
 PIPELINE, INSIDE = "model_index.json", ("transformer", "unet")  # a whole pipeline's folder, and where its model is
+MEMBER = re.compile(r"(diffusion_pytorch_model.*\.(safetensors|bin|json)|config\.json|model_index\.json)")  # of these
+LAYERS = ("transformer_blocks.", "single_transformer_blocks.", "down_blocks.", "up_blocks.", "mid_block.")  # in names
 LARGEST_CONFIG = 1 << 20  # bytes
 CLASSES = ("DiTTransformer2DModel", "Transformer2DModel")  # now, and in the published folders
 REMEDY = "for block in model.transformer_blocks: block.norm1.emb.time_proj.downscale_freq_shift = 0"
@@ -109,6 +112,19 @@ def find_diffusers(path):
     if (path / PIPELINE).is_file():
         return next((path / name for name in INSIDE if _holds_some(path / name)), path)
     return path if _holds_some(path) else None
+
+
+def check_whole_folder(path, names=()):
+    """Raise a `UsageError` for a file that is one of a diffusers folder, by its name or by the names of its tensors:
+    sizes are in the config.json beside it."""
+    path = pathlib.Path(path)
+    if path.is_file() and (MEMBER.fullmatch(path.name) or any(name.startswith(LAYERS) for name in names)):
+        folder = find_diffusers(path.parent)
+        if folder is None or not (folder / CONFIG).is_file():
+            raise UsageError(f"{path} is a file of diffusers, whose {CONFIG} has the sizes of the model and is not "
+                             "beside it: give the folder that save_pretrained wrote.")
+        raise UsageError(f"{path} is one file of a diffusers folder, whose {CONFIG} has the sizes of the model: give "
+                         f"the folder, {folder}.")
 
 
 def _holds_some(folder):

@@ -21,7 +21,7 @@ METADATA = "numdiff_options"  # where an export stores the model options: safete
 DIFFUSION = "numdiff_diffusion"  # and where it stores those of the diffusion
 TRAINING = "numdiff_training"  # and what no option says: see `TRAINED`
 LONGEST_COMMENT = (1 << 16) - 1  # bytes of a zip's
-NO_WEIGHTS = {"arr_0": "samples, as `numdiff sample --npz` writes them", "mu": "statistics of images",
+NO_WEIGHTS = {"arr_0": "samples, as `numdiff sample RUN --npz FILE.npz` writes them", "mu": "statistics of images",
               "features": "features of images"}  # by the name of an array, which no layer has
 SAFETENSORS_HEADER_BYTES = 32 << 20
 SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",

@@ -11,7 +11,8 @@ import typing
 import numpy as np
 
 from ...errors import shown
-from ..tensor import Parameter, Tensor
+from ..parameter import Parameter
+from ..tensor import Tensor
 
 REMEDIES = {Tensor: "give Tensor({})", Parameter: "give one of a layer, or make one and set its data to the values",
             np.ndarray: "give {}.data"}

@@ -2,10 +2,12 @@
 import numpy as np
 
 from ... import kernels as K
-from ...device import AnyArray, is_device
+from ...device import AnyArray
 from ...dtypes import is_half
-from ...kernels.attention import HEAD_SIZES, WIDE_HEADS, flash_attention_supports
-from ..tensor import Parameter, Tensor, is_recording, record
+from ...kernels.attention import HEAD_SIZES, flash_attention_supports
+from ..parameter import Parameter
+from ..recording import is_recording
+from ..tensor import Tensor, record
 from .elementwise import cast
 from .gradients import gradient_of, trains
 
@@ -13,8 +15,7 @@ from .gradients import gradient_of, trains
 def attention(qkv: Tensor, heads: int, order: str = "legacy") -> Tensor:
     """Self-attention of packed qkv (B, T, 3C) -> (B, T, C); `order`: "legacy" (head, qkv, channel) or "new"."""
     saved = qkv.data
-    size = saved.shape[-1] // (3 * heads)
-    flash = (size in HEAD_SIZES or size in WIDE_HEADS and is_device(saved)) and flash_attention_supports(saved, heads)
+    flash = saved.shape[-1] // (3 * heads) in HEAD_SIZES and flash_attention_supports(saved, heads)
     if is_half(saved.dtype) and not flash:
         return cast(attention(cast(qkv, np.float32), heads, order), saved.dtype)
     if flash:
@@ -44,7 +45,8 @@ def sparse_linear_attention(qkv: Tensor, heads: int, topk: float, weight: Parame
 
 
 def owning(x, gradient):
-    """The backward of an operation on one tensor x, whose `gradient(dy)` is a new array that nobody else holds."""
+    """The backward of an operation on one tensor x, whose `gradient(dy)` returns a new array without other
+    references."""
     slot = x.slot
 
     def backward(dy):

@@ -1,6 +1,7 @@
 """Convolutions: dense ones, and depthwise ones, also with the LayerNorm that follows."""
 from ... import kernels as K
-from ..tensor import Parameter, Tensor, record
+from ..parameter import Parameter
+from ..tensor import Tensor, record
 from .gradients import gradient_of, gradient_to_fill, trains
 
 

@@ -7,7 +7,9 @@ import numpy.typing
 from ... import kernels as K
 from ...device import AnyArray
 from ...kernels.fuse import PER_CHANNEL, Fused
-from ..tensor import Parameter, Tensor, is_recording, record
+from ..parameter import Parameter
+from ..recording import is_recording
+from ..tensor import Tensor, record
 from .gradients import trains
 
 

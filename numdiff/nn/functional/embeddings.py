@@ -3,7 +3,8 @@ from typing import Any
 
 from ... import kernels as K
 from ...device import AnyArray
-from ..tensor import Parameter, Tensor, record
+from ..parameter import Parameter
+from ..tensor import Tensor, record
 from .gradients import trains
 
 

@@ -3,14 +3,16 @@
 from ... import kernels as K
 from ...kernels.versions import capped
 from .. import float8
-from ..tensor import Parameter, Tensor, is_recording, record
+from ..parameter import Parameter
+from ..recording import is_recording
+from ..tensor import Tensor, record
 from .elementwise import gelu, swiglu
 from .gradients import gradients_of, put_aside, trains
 from .modulation import layer_scale, layer_scale_gradient
 from .products import linear
 
 # Channels of a token up to which GELU's result is kept: making it again lengthens a step of DiT-S/2 (384) by 2.2 % and
-# of B/2 (768) by 1 %, whose memory has room for it, and of XL/2 (1152) by 0.4 % (kernels/NOTES.md).
+# of B/2 (768) by 1 %, whose memory has room for it, and of XL/2 (1152) by 0.4 % (docs/log/kernels.md).
 GELU_KEPT = 768
 
 
@@ -32,9 +34,9 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
         residual: Tensor | None = None, gate: Tensor | None = None, scale: Parameter | None = None) -> Tensor:
     """Two linear layers, a GELU (tanh form) between them: x (..., K), weight (N, K), weight_2 (M, N) -> (..., M).
     residual, gate: of the second, as in `linear`; with scale what comes is `layer_scale(residual, mlp(x), scale)`
-    In 16 bits on Hopper GELU and its derivative are part of the products beside it. Where x has more than GELU_KEPT
-    channels, of the hidden layer only what comes before GELU is kept for the backward: the product with the derivative
-    gives GELU again, in its place.
+    In 16 bits on Hopper, GELU and its derivative are fused into the neighbouring products. If x has more than GELU_KEPT
+    channels, the backward keeps only the input of GELU: the product with the derivative computes GELU again, in its
+    place.
     """
     given, wants_dx = x.data, x.slot is not None
     layer, layer_2 = float8.layer_of(weight, given), float8.layer_of(weight_2, given)
@@ -72,8 +74,8 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
 def swiglu_mlp(x: Tensor, w12: Parameter, b12: Parameter | None, w3: Parameter, b3: Parameter | None,
                residual: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
     """A linear layer, SwiGLU, a linear layer: x (..., K), w12 (2 · H, K), w3 (M, H) -> (..., M); biases may be None.
-    x, the hidden layer before and after its gate are kept for the backward. In 16 bits on Hopper SwiGLU and its
-    backward are part of the products beside it. residual, gate: of the second layer, as in `linear`
+    x and the hidden layer before and after its gate are kept for the backward. In 16 bits on Hopper, SwiGLU and its
+    backward are fused into the neighbouring products. residual, gate: of the second layer, as in `linear`
     """
     given, wants_dx = x.data, x.slot is not None
     layer, layer_3 = float8.layer_of(w12, given), float8.layer_of(w3, given)

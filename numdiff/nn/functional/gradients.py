@@ -4,7 +4,7 @@ A `Parameter` that is frozen, or absent (None), has no gradient to add to. One t
 written by the first backward and added to by later ones (`Parameter.grad_to_fill`). Those of linear layers whose
 gradients come together are put aside (../together.py).
 """
-from ..tensor import is_recording
+from ..recording import is_recording
 from ..together import joined
 
 
@@ -14,7 +14,7 @@ def trains(*parameters):
 
 
 def gradient_of(parameter):
-    """The gradient to add to; None where it is not to be computed, of a frozen parameter or an absent one."""
+    """The gradient to add to; None if it is not to be computed, of a frozen parameter or an absent one."""
     return parameter.grad if trains(parameter) else None
 
 
@@ -24,8 +24,8 @@ def gradient_to_fill(weight):
 
 
 def gradients_of(weight, bias, aside=None):
-    """What `linear_backward` is told of a linear layer's gradients: where they are, if they are wanted, and whether the
-    weight's is added to; or `aside`, where they come together with others (../together.py)."""
+    """The arguments of `linear_backward` for a linear layer's gradients: their arrays, None if not needed, and whether
+    to add to the weight's; or `aside`, if they are computed together with others (../together.py)."""
     if aside is not None:
         return {"dweight": None, "dbias": None, "aside": aside}
     dweight, accumulate = gradient_to_fill(weight)

@@ -1,7 +1,8 @@
 """How a vector steers a block: the DiT's adaptive norms and gates, and ConvNeXt's learned scale."""
 from ... import kernels as K
 from .. import float8
-from ..tensor import Parameter, Tensor, record, record_parts
+from ..parameter import Parameter
+from ..tensor import Tensor, record
 from .gradients import gradient_of, trains
 
 
@@ -29,8 +30,8 @@ def gate_adaln(x: Tensor, h: Tensor, gate: Tensor, shift: Tensor | None, scale: 
                reader: Parameter | None = None, keeps_x: bool = False) -> list[Tensor]:
     """`gate`, then `adaln` of its result: returns both, from one kernel if there is one.
 
-    writer: the weight of the linear layer whose result h is, and nobody else reads it; reader: of the one that alone
-        reads the second result. In FP8 h's gradient, and that result, are then bytes of E4M3 for them
+    writer: the weight of the linear layer that computes h, which nothing else reads; reader: the weight of the only
+        layer that reads the second result. In FP8, h's gradient and that result are then bytes of E4M3 for them
     keeps_x: keep x for the backward, and not the first result, which that makes again: for an x that another operation
         keeps anyway, and a result that no other does
     """
@@ -45,7 +46,7 @@ def gate_adaln(x: Tensor, h: Tensor, gate: Tensor, shift: Tensor | None, scale: 
                                                        x=kept_x)
         return dx, dh, dgate, *(others if has_shift else others[1:])
 
-    return record_parts("gate_adaln", [z, y], (x, h, gate, shift, scale) if has_shift else (x, h, gate, scale),
+    return record("gate_adaln", [z, y], (x, h, gate, shift, scale) if has_shift else (x, h, gate, scale),
                         backward, has_parameters=trains(weight))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from ... import kernels as K
 from ...device import is_device
 from ...dtypes import is_half
-from ..tensor import Tensor, record, record_parts
+from ..tensor import Tensor, record
 from .elementwise import cast
 
 
@@ -16,7 +16,7 @@ def reshape(x: Tensor, *shape: int) -> Tensor:
 
 def chunk(x: Tensor, count: int) -> list[Tensor]:
     """The `count` equal parts of x (B, count · C), as a list of tensors (B, C)."""
-    return record_parts("chunk", K.chunk_forward(x.data, count), (x,), lambda parts: (K.chunk_backward(parts),))
+    return record("chunk", K.chunk_forward(x.data, count), (x,), lambda parts: (K.chunk_backward(parts),))
 
 
 def columns(x: Tensor, count: int) -> list[Tensor]:
@@ -29,8 +29,8 @@ def columns(x: Tensor, count: int) -> list[Tensor]:
     elif is_half(x.dtype):
         x = cast(x, np.float32)
     dtype = x.dtype
-    return record_parts("columns", K.columns_forward(x.data, count), (x,),
-                        lambda parts: (K.columns_backward(parts, dtype),))
+    return record("columns", K.columns_forward(x.data, count), (x,),
+                        lambda parts: (K.join_columns(parts, dtype),))
 
 
 def concat(a: Tensor, b: Tensor) -> Tensor:

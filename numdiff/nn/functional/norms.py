@@ -1,6 +1,8 @@
 """Norms over groups of channels and over the last axis, and the softmax."""
 from ... import kernels as K
-from ..tensor import TWO, Parameter, Tensor, record
+from ..parameter import Parameter
+from ..slots import TWO
+from ..tensor import Tensor, record
 from .gradients import gradient_of, trains
 
 

@@ -6,7 +6,9 @@ from ... import kernels as K
 from ...device import AnyArray
 from ...dtypes import is_half
 from .. import float8
-from ..tensor import Parameter, Tensor, is_recording, record, record_parts
+from ..parameter import Parameter
+from ..recording import is_recording
+from ..tensor import Tensor, record
 from ..together import together as grouped
 from .gradients import gradients_of, put_aside, trains
 from .movement import columns
@@ -50,13 +52,14 @@ def linear_group(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]]) -> li
     saved = x.data
 
     def backward(dys):
-        # one kernel writes all weights' gradients, or adds to all, those of frozen ones too, which nobody reads
+        # one kernel writes all weights' gradients, or adds to all, including those of frozen weights, which are not
+        # used
         accumulate = not all(w.stale for w, _ in layers if not w.frozen)
         gradients = [(w.grad if accumulate or w.frozen else w.grad_to_fill()[0], b.grad) for w, b in layers]
         return (K.linear_group_backward(dys, saved, [(w.data, b.data) for w, b in layers], gradients,
                                         accumulate=accumulate),)
 
-    return record_parts("linear_group", K.linear_group_forward(saved, [(w.data, b.data) for w, b in layers]), (x,),
+    return record("linear_group", K.linear_group_forward(saved, [(w.data, b.data) for w, b in layers]), (x,),
                         backward, has_parameters=trains(*(parameter for layer in layers for parameter in layer)))
 
 
@@ -111,13 +114,13 @@ def stack_columns(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]], coun
 
     def backward_of(own, at):
         def backward(gradients):
-            stack_gradients(K.columns_backward(gradients, dtype), saved, own)
+            stack_gradients(K.join_columns(gradients, dtype), saved, own)
             given[:0] = gradients
-            return (None if at else K.columns_backward(given, dtype),)
+            return (None if at else K.join_columns(given, dtype),)
         return backward
 
     for size in runs:
-        yield record_parts("columns", parts[count * first:count * (first + size)], (y,),
+        yield record("columns", parts[count * first:count * (first + size)], (y,),
                            backward_of(layers[first:first + size], first), has_parameters=True)
         first += size
 

@@ -9,7 +9,6 @@ from .kind import ModelKind
 ARCHITECTURES = (*(f"DiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)),
                  *(f"LightningDiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (1, 2)),
                  "DiT-Tiny", "LightningDiT-Tiny/2", "LightningDiT-Small/4")
-MEASURED = ("architecture", "num_classes", "attention", "sla_topk", "sla_linear")  # that bench and profile have
 BLOCK = ("norm", "qk_norm", "rope", "mlp", "shift")  # settings of the block
 MAX_POSITION_BYTES = 32 << 20  # of the positions, which are not in a file, or as many as its weights
 
@@ -240,8 +239,7 @@ def _heads_to_rotate(hidden, heads):
 
 DIT = DiTKind(
     "dit", "DiT", "numdiff.nn.dit:DiT", settings=DiTSettings, presets=PRESETS,
-    default_preset={"cpu": "tiny", "cuda": "small64"}, rates=RATES, emoji=EMOJI, measured=MEASURED,
-    sampled=MEASURED, check="numdiff.nn.dit:check_options",
+    default_preset={"cpu": "tiny", "cuda": "small64"}, rates=RATES, emoji=EMOJI, check="numdiff.nn.dit:check_options",
     weights="numdiff.training.kinds.dit_weights:DiTWeights",
     twin="numdiff.benchmark.torch_dit:TorchDiT", float8=True, class_dropout=0.1,
     parts=("attention", "mlp"),

@@ -36,7 +36,6 @@ class ModelKind:
     presets: {name: {setting: value}}; default_preset: {"cpu", "cuda": name}
     rates: {preset: {optimizer: learning rate}} where that optimizer is given instead of the preset's
     emoji: {preset: {setting: value}} filled in, too, where the dataset is the default one
-    measured: its own settings that `bench` and `profile` have as options; sampled: those of `bench sample`
     check: where a function is that refuses options with which no model can be laid out
     weights: where the record of its foreign files is (weights.py); twin: where its counterpart in PyTorch is, for
     `--versus torch`; twin_channels_last: whether that stores its images channels-last
@@ -57,8 +56,6 @@ class ModelKind:
     default_preset: dict
     rates: dict = field(default_factory=dict)
     emoji: dict = field(default_factory=dict)
-    measured: tuple = ()
-    sampled: tuple = ()
     check: str | None = None
     weights: str = "numdiff.training.kinds.weights:Weights"
     twin: str | None = None
@@ -83,6 +80,12 @@ class ModelKind:
         """{name: Setting} of all settings of its runs, in the order in which they are shown: its own after the data."""
         after = [name for name, line in COMMON.items() if line.group in ("Run", "Data")]
         return {**{name: COMMON[name] for name in after}, **self.own, **COMMON}
+
+    @property
+    def model_settings(self):
+        """Names of the settings that shape its model, but for the image's size and channels; of `bench` and `profile`.
+        """
+        return (*self.own, "class_cond", "class_dropout", "learn_sigma")
 
     @property
     def model_class(self):

@@ -43,7 +43,7 @@ PRESETS = {
     # Muon learns most, and predicting the image itself gives the clearest pictures: JiT's objective, or, where whole
     # timesteps are asked for, the plain one under a cosine schedule. One class of emoji is learnt sooner than nine
     # (`SMILEYS` below), many steps of few images teach more than few of many, and the learning rate is high, falls to
-    # zero, and the average of the weights soon forgets the beginning (PRESETS.md has the runs).
+    # zero, and the average of the weights soon forgets the beginning (docs/log/presets.md has the runs).
     "tiny": {
         "image_size": 32, "model_channels": 32, "channel_mult": (1, 2, 4), "num_res_blocks": 1,
         "attention_resolutions": (8,), "num_head_channels": 32, "schedule": "cosine", "prediction": "x_0",
@@ -202,7 +202,7 @@ def _check_channels(o):
 UNET = UNetKind(
     "unet", "UNet", "numdiff.nn.unet:UNet", settings=UNetSettings, presets=PRESETS,
     default_preset={"cpu": "tiny", "cuda": "unet64"}, rates=RATES, emoji={"tiny": SMILEYS, "unet64": SMILEYS},
-    measured=("block",), sampled=("class_cond", "class_dropout"), check="numdiff.nn.unet:check_options",
+    check="numdiff.nn.unet:check_options",
     weights="numdiff.training.kinds.unet_weights:UNetWeights",
     twin="numdiff.benchmark.torch_unet:TorchUNet", twin_channels_last=True, class_dropout=0.0,
     parts=("attention",),

@@ -412,10 +412,11 @@ def test_where_statistics_are_of_no_use(engine, rng):
     weight, bias = engine(np.ones(24)), engine(np.zeros(24))
     want = GN.groupnorm_forward_reference(x, np.ones(24), np.zeros(24), 8)
     engine.check(GN.groupnorm_forward(x_, weight, bias, 8, statistics=known)[0], want[0], 1e-3)
-    with pytest.raises(ValueError, match="an even number of channels"):
-        GN.groupnorm_forward(x_, weight, bias, 8, version=4, statistics=known)
-    with pytest.raises(ValueError, match="needs the statistics"):
-        GN.groupnorm_forward(x_, weight, bias, 4, version=4)
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="an even number of channels"):
+            GN.groupnorm_forward(x_, weight, bias, 8, version=4, statistics=known)
+        with pytest.raises(ValueError, match="needs the statistics"):
+            GN.groupnorm_forward(x_, weight, bias, 4, version=4)
 
 
 def test_blocks_of_known_statistics():
@@ -528,9 +529,9 @@ def test_wrong_arguments_say_so(engine):
         GN.groupnorm_forward(x, w, w, 4)
     with pytest.raises(ValueError, match="must have shape"):
         GN.groupnorm_forward(x, engine(np.ones(3, np.float32)), w, 3)
-    with pytest.raises(ValueError, match="multiple of 4"):
-        GN.groupnorm_forward(x, w, w, 3, version=2)
     if engine.has_versions:
+        with pytest.raises(ValueError, match="multiple of 4"):
+            GN.groupnorm_forward(x, w, w, 3, version=2)
         x, w = engine(np.ones((1, 2, 124), np.float32)), engine(np.ones(124, np.float32))
         with pytest.raises(ValueError, match="no tile for groups of 124 channels"):
             GN.groupnorm_forward(x, w, w, 1, version=3)

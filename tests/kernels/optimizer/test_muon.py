@@ -7,6 +7,7 @@ import pytest
 from numdiff.device import download
 from numdiff.kernels.optimizer import muon as M
 from numdiff.kernels.optimizer import newton_schulz as N
+from numdiff.kernels.versions import at_most
 from tests.conftest import on, quick, versions, where
 
 SHAPES = {"minimal": (2, 2), "odd": (3, 5), "tall": (24, 8), "wide": (8, 24), "several blocks": (40, 36)}
@@ -105,6 +106,12 @@ def laid_out(rng, shape):
     return rng.standard_normal((4, 2 * room + 12)), np.array([room + 8, 4])
 
 
+def update(version, *arguments, **options):
+    """`muon_update` by this version of its two kernels; None: by what is chosen."""
+    with at_most({} if version is None else {"muon_momentum": version, "muon_apply": version}):
+        M.muon_update(*arguments, **options)
+
+
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @versions(1, 2)
 @where(lambda version, shape: version != 2 or shape[0] * shape[1] % 4 == 0)
@@ -118,9 +125,9 @@ def test_update(engine, rng, shape, version, monkeypatch):
     for _ in range(engine.repeats):
         W, G, V, E = map(engine, (w, g, m, e))
         half = engine.zeros(w.size, np.float16) if engine.name in ("cpu", "cuda") else None
-        M.muon_update(W, G, V, M.Stack(engine(starts), *shape), engine(np.array([3], np.uint32)),
+        update(version, W, G, V, M.Stack(engine(starts), *shape), engine(np.array([3], np.uint32)),
                       engine(np.array([1e-2])), engine(np.array([5.0])), *SETTINGS, engine(np.array([0.5])), E, 0.9,
-                      half, version=version)
+                      half)
         engine.check_equal(G, g.astype(np.float32))
         results.append((W, V, E))
     want_w, want_m, want_e = w.copy(), m.copy(), e.copy()
@@ -156,8 +163,8 @@ def test_matrices_of_several_shapes_in_one_stack(engine, rng, version, monkeypat
         monkeypatch.setattr(M, "newton_schulz", lambda x: engine(polynomial(download(x) / N.FIRST)))
     W, V, E = map(engine, (w, m, e))
     half = engine.zeros(w.size, np.float16) if engine.name in ("cpu", "cuda") else None
-    M.muon_update(W, engine(g), V, stack, engine(np.array([3], np.uint32)), engine(np.array([1e-2])),
-                  engine(np.array([5.0])), *SETTINGS, engine(np.array([0.5])), E, 0.9, half, version=version)
+    update(version, W, engine(g), V, stack, engine(np.array([3], np.uint32)), engine(np.array([1e-2])),
+                  engine(np.array([5.0])), *SETTINGS, engine(np.array([0.5])), E, 0.9, half)
     want_w, want_m, want_e = w.copy(), m.copy(), e.copy()
     for start, shape in zip(starts, extents, strict=True):
         at = slice(start, start + math.prod(shape))
@@ -204,9 +211,9 @@ def test_nothing_changes_when_the_norm_is_not_finite(engine, rng, version, norm,
     g[5] = norm
     arrays = [engine(a) for a in (w, m, e)]
     half = engine(w, np.float16)
-    M.muon_update(arrays[0], engine(g), arrays[1], M.Stack(engine(starts), 4, 8), engine(np.array([3], np.uint32)),
+    update(version, arrays[0], engine(g), arrays[1], M.Stack(engine(starts), 4, 8), engine(np.array([3], np.uint32)),
                   engine(np.array([1e-2])), engine(np.array([norm])), *SETTINGS, ema=arrays[2], ema_decay=0.9,
-                  half=half, version=version)
+                  half=half)
     for array, old in zip(arrays, (w, m, e), strict=True):
         engine.check_equal(array, old.astype(np.float32))
     engine.check_equal(half, w.astype(np.float16))

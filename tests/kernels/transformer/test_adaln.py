@@ -5,8 +5,6 @@ from numdiff.kernels.transformer import adaln as A
 from numdiff.kernels.transformer.norms import NORMS, Norm
 from tests.conftest import apart, numerical_gradient, quick, relative_error, shapes, versions, where
 
-SHAPES = shapes(minimal=(1, 1, 3), odd=(2, 3, 12), not_aligned=(2, 5, 33), one_vector=(3, 9, 4), tokens=(4, 64, 384),
-                wide=(2, 7, 1152), large=(2, 700, 192))
 USABLE = where(lambda version, shape: version != 2 or shape[-1] % 4 == 0)
 
 
@@ -22,20 +20,6 @@ def sizes(x, shift, scale, dy, rstd, weight=1.0):
             factor * np.abs(dy) * rstd.reshape(*x.shape[:-1], 1))
 
 
-@SHAPES
-@versions(1, 2)
-@USABLE
-@where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
-def test_forward(engine, rng, shape, version):
-    x, shift, scale, dy = make(rng, shape)
-    want = A.adaln_forward(x, shift, scale)
-    runs = [A.adaln_forward(engine(x), engine(shift), engine(scale), version=version) for _ in range(engine.repeats)]
-    size = sizes(x, shift, scale, dy, want[2])[0], None, None
-    for got, again, expected, scale in zip(runs[0], runs[-1], want, size, strict=True):
-        engine.check(got, expected, 3e-6, scale)
-        engine.check_equal(got, again)
-
-
 @versions(1, 2)
 def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
     """A variance of eps, which stands within the root."""
@@ -43,21 +27,6 @@ def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
     got = A.adaln_forward(engine(x), engine(shift), engine(scale), version=version)
     for one, expected in zip(got, A.adaln_forward(x, shift, scale), strict=True):
         engine.check(one, expected, 1e-5)
-
-
-@SHAPES
-@versions(1, 2)
-@USABLE
-@where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
-def test_backward(engine, rng, shape, version):
-    x, shift, scale, dy = make(rng, shape)
-    _, mean, rstd = A.adaln_forward(x, shift, scale)
-    want = A.adaln_backward(dy, x, scale, mean, rstd)
-    runs = [A.adaln_backward(*map(engine, (dy, x, scale, mean, rstd)), version=version) for _ in range(engine.repeats)]
-    size = sizes(x, shift, scale, dy, rstd)[1], None, None
-    for got, again, expected, scale in zip(runs[0], runs[-1], want, size, strict=True):
-        engine.check(got, expected, 1e-5, scale)
-        engine.check_equal(got, again)
 
 
 @pytest.mark.large
@@ -164,8 +133,9 @@ def test_wrong_arguments_say_so(engine):
         A.adaln_forward(x, v, engine(np.ones(6, np.float32)))
     with pytest.raises(ValueError, match="reshape an image"):
         A.adaln_forward(engine(np.ones((2, 3, 3, 6), np.float32)), v, v)
-    with pytest.raises(ValueError, match="multiple of 4"):
-        A.adaln_forward(x, v, v, version=2)
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="multiple of 4"):
+            A.adaln_forward(x, v, v, version=2)
     with pytest.raises(ValueError, match="norm must be layer or rms, not 'batch'"):
         A.adaln_forward(x, v, v, norm="batch")
     with pytest.raises(ValueError, match=r"weight must be \(6,\)"):

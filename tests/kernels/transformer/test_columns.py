@@ -31,7 +31,7 @@ def test_gradients_meet(engine, rng, dtype, blocks):
     want[:, 8:16] = 0  # nobody has used the second
     if engine.computes:
         np.testing.assert_allclose(np.asarray(places[0][1]), want[:, 16:], rtol=1e-4, atol=1e-5)
-    dx = Co.columns_backward([places[1][1], None, places[0][1]], dtype)
+    dx = Co.join_columns([places[1][1], None, places[0][1]], dtype)
     assert dx.dtype == dtype and sums.partial is None and not sums.written
     engine.check(dx, want, 1e-3 if dtype == np.float16 else 1e-6)
 
@@ -43,9 +43,9 @@ def test_gradients_of_neighbours(engine, rng):
     given = rng.standard_normal((2, 2, 24)).astype(np.float32)
     places, sums = [part.sums.place(part, 2)[1] for part in parts], parts[0].sums
     sums.partial, want = engine(given), given.astype(np.float64).sum(1)
-    engine.check(Co.columns_backward(places[1:]), want[:, 8:], 1e-6)
-    engine.check(Co.columns_backward([None, places[1]]), np.concatenate((np.zeros((2, 8)), want[:, 8:16]), 1), 1e-6)
-    engine.check(Co.columns_backward(places), want, 1e-6)
+    engine.check(Co.join_columns(places[1:]), want[:, 8:], 1e-6)
+    engine.check(Co.join_columns([None, places[1]]), np.concatenate((np.zeros((2, 8)), want[:, 8:16]), 1), 1e-6)
+    engine.check(Co.join_columns(places), want, 1e-6)
     assert sums.partial is None
 
 
@@ -56,8 +56,8 @@ def test_more_parts_than_a_mask_has_bits(engine, rng):
     places, sums = [part.sums.place(part, 1)[1] for part in parts], parts[0].sums
     sums.partial = engine(given)
     with pytest.raises(ValueError, match="of 70 parts each must be used"):
-        Co.columns_backward([*places[:30], None, *places[31:]])
-    engine.check(Co.columns_backward(places), given[:, 0].astype(np.float64), 1e-6)
+        Co.join_columns([*places[:30], None, *places[31:]])
+    engine.check(Co.join_columns(places), given[:, 0].astype(np.float64), 1e-6)
 
 
 def test_on_the_tape_a_part_may_be_left_out(rng):

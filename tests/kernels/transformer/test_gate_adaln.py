@@ -14,7 +14,8 @@ from numdiff.kernels.transformer.gate_adaln.reference import (
 )
 from numdiff.kernels.transformer.norms import NORMS, Norm
 from numdiff.nn import functional as F
-from numdiff.nn.tensor import Parameter, Tape, Tensor
+from numdiff.nn.parameter import Parameter
+from numdiff.nn.tensor import Tape, Tensor
 from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 SHAPES = shapes(minimal=(1, 1, 8), odd=(2, 5, 24), not_aligned=(2, 3, 33), tokens=(4, 64, 384), wide=(2, 17, 1152),
@@ -310,7 +311,7 @@ def test_columns_are_used_once(engine, rng):
     dx, _, _, *parts = G.gate_adaln_backward(*given)
     with pytest.raises(ValueError, match="one gradient"):
         G.gate_adaln_backward(*given)
-    both = Co.columns_backward(parts)
+    both = Co.join_columns(parts)
     if engine.computes:
         np.testing.assert_array_equal(download(both)[:, :8], download(engine(dy))[:, 0])
     G.gate_adaln_backward(*given)  # what was collected has been taken away

@@ -6,7 +6,8 @@ from numdiff.kernels.transformer.qk_norm_rope import cpu, reference
 from numdiff.kernels.transformer.qk_norm_rope import launcher as Q
 from numdiff.nn import functional as F
 from numdiff.nn.layers import Linear
-from numdiff.nn.tensor import Parameter, Tape, Tensor
+from numdiff.nn.parameter import Parameter
+from numdiff.nn.tensor import Tape, Tensor
 from tests.conftest import numerical_gradient, on, quick, relative_error, shapes, versions, where
 
 # B, T, heads, HS
@@ -197,8 +198,9 @@ def test_wrong_arguments_say_so(engine):
         Q.qk_norm_rope_forward(x, 2, rotation=engine(np.ones((2, 3, 4), np.float32)))
     with pytest.raises(ValueError, match="nothing to do"):
         Q.qk_norm_rope_forward(x, 2)
-    with pytest.raises(ValueError, match="multiple of 8 channels, at most 128"):
-        Q.qk_norm_rope_forward(x, 2, w, w, version=2)
+    if engine.has_versions:
+        with pytest.raises(ValueError, match="multiple of 8 channels, at most 128"):
+            Q.qk_norm_rope_forward(x, 2, w, w, version=2)
 
 
 # On the tape ----------------------------------------------------------------------------------------------------------

@@ -4,48 +4,12 @@ import numpy as np
 import pytest
 
 from numdiff.kernels.transformer import swiglu as S
-from tests.conftest import numerical_gradient, relative_error, shapes, versions, where
-
-SHAPES = shapes(minimal=(1, 2), odd=(3, 48), not_aligned=(2, 9, 66), tokens=(2, 64, 4096), large=(3, 700, 128))
-TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16])
-
-USABLE = where(lambda version, shape: version != 2 or shape[-1] % 16 == 0)
+from tests.conftest import numerical_gradient, relative_error
 
 
-def make(rng, shape, dtype=np.float64):
-    """x and dy, float64 numbers that the dtype holds."""
-    x, dy = 2 * rng.standard_normal(shape), rng.standard_normal((*shape[:-1], shape[-1] // 2))
-    return x.astype(dtype).astype(np.float64), dy.astype(dtype).astype(np.float64)
-
-
-def tolerance(dtype):
-    return 1e-3 if dtype == np.float16 else 2e-6
-
-
-@SHAPES
-@TYPES
-@versions(1, 2)
-@USABLE
-def test_forward(engine, rng, shape, dtype, version):
-    x, _ = make(rng, shape, dtype)
-    runs = [S.swiglu_forward(engine(x, dtype), version=version) for _ in range(engine.repeats)]
-    assert runs[0].dtype == dtype
-    size = x[..., :shape[-1] // 2] * x[..., shape[-1] // 2:]  # a shut gate leaves nearly nothing
-    engine.check(runs[0], S.swiglu_forward(x), tolerance(dtype), size)
-    engine.check_equal(runs[0], runs[-1])
-
-
-@SHAPES
-@TYPES
-@versions(1, 2)
-@USABLE
-def test_backward(engine, rng, shape, dtype, version):
-    x, dy = make(rng, shape, dtype)
-    runs = [S.swiglu_backward(engine(dy, dtype), engine(x, dtype), version=version) for _ in range(engine.repeats)]
-    assert runs[0].dtype == dtype
-    size = dy * x[..., shape[-1] // 2:], dy * x[..., :shape[-1] // 2]
-    engine.check(runs[0], S.swiglu_backward(dy, x), tolerance(dtype), size)
-    engine.check_equal(runs[0], runs[-1])
+def make(rng, shape):
+    """x and dy."""
+    return 2 * rng.standard_normal(shape), rng.standard_normal((*shape[:-1], shape[-1] // 2))
 
 
 def test_gates_far_from_zero(engine):

@@ -30,7 +30,7 @@ VERSIONS
     v2 mma: float16 and bfloat16 on tensor cores, the same heads; nine launches forward and backward, and the sums of
        dW and db
     v3 product: forward only; S by a product of zeros and ones with H, so that the forward reads k and v alone: what
-       runs from 65 blocks on; an H200, T 16,384: 273 instead of 291 µs with top-k 5 %, 771 instead of 929 with 20 %
+       runs from 65 blocks on; an H200, T 16,384: 291 instead of 316 µs with top-k 5 %, 771 instead of 929 with 20 %
 COST
     4 · B · C · T · (64 · count) FLOPs forward and 10 backward for `count` of N = T / 64 blocks, instead of as many with
     T; and 6 and 14 · B · T · C · HS for the linear part: as much as 2 blocks. H, S and A are HS² numbers a block of

@@ -33,7 +33,7 @@ from ....device.tma import (
     tma_store_wait_read_0,
     tma_store_wait_read_1,
 )
-from ..mma import write_fragment
+from ..split_half import write_fragment
 from .layout import BOX_BYTES
 from .staging import return_words, word_place
 

@@ -204,7 +204,7 @@ SYMMETRIC_KERNELS = Variants([(BN, across, across) for BN in SYMMETRIC_WIDTHS fo
                              lambda key: kernel_for(*key, True, batched=True, symmetric=True))
 ACTIVATION_KERNELS = Variants([(BN, name) for name, widths in ACTIVATIONS.items() for BN in widths],
                               lambda key: kernel_for(key[0], False, key[1].endswith("_gradient"), True, key[1]))
-# of pairs those that were measured to be faster somewhere (NOTES.md), with the widths that are
+# of pairs those that were measured to be faster somewhere (docs/log/kernels.md), with the widths that are
 PAIR_KERNELS = Variants([(BN, False, across, True) for BN in PAIR_WIDTHS for across in BOTH],
                         lambda key: kernel_for(*key, paired=True))
 PAIR_ACTIVATION_KERNELS = Variants(itertools.product(PAIR_WIDTHS, PAIR_ACTIVATIONS), lambda key: kernel_for(

@@ -15,7 +15,7 @@ from ....device.half import in_bfloat16
 from ....device.tensor_map import tensor_map
 from ....dtypes import is_half
 from ...second_pass import Sum, add_parts
-from ..mma import add_partials, unused
+from ..split_half import add_partials, unused
 from .kernel import ACTIVATION_KERNELS, BATCH_KERNELS, KERNELS, PAIR_ACTIVATION_KERNELS, PAIR_KERNELS, SYMMETRIC_KERNELS
 from .layout import BK, BM, BOX, THREADS, TWO_TILES, Arrays, Epilogue, Gated, Maps, Work, shared_bytes
 from .row_sums import ADD_ROW_SUMS, WRITE_ROW_SUMS

@@ -4,6 +4,7 @@
     cpu.py         the same without a GPU, a token at a time
     forward.py     v2  a warp a token, held in registers
     backward.py    v2  a block a chunk of an image's tokens, their sums in registers
+    problems.py    what the check, the tests and the benchmark run
     launcher.py        which version runs, and what it is given
 
 READ NEXT

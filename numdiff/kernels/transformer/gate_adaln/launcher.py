@@ -19,9 +19,10 @@ from ....device.limits import multiprocessors_of, shared_limit
 from ....device.requires import supports
 from ....dtypes import is_half
 from ...elementwise import add_forward
+from ...operation import Version, operation
 from ...quantise import quantise_forward
 from ...second_pass import add_rows
-from ...versions import capped, versions_by_name
+from ...versions import capped
 from ..adaln import adaln_backward, adaln_forward
 from ..columns import Columns, as_columns
 from ..gate import gate_backward, gate_forward
@@ -41,53 +42,90 @@ from .forward import (
     key_of,
     lanes_of,
 )
+from .problems import problems
+from .reference import gate_adaln_backward_cost, gate_adaln_forward_cost
+
+# What NumPy's arrays go to --------------------------------------------------------------------------------------------
+
+def forward_on_cpu(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="layer", into=None):
+    z, y, *others = gate_adaln_forward_cpu(x, h, gate, shift, scale, eps, weight, norm)
+    return (z, y if into is None else quantise_forward(y, *into), *others)
+
+
+def backward_on_cpu(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None, dh_into=None, x=None):
+    z = gate_forward(x, h, gate) if z is None else z
+    dy = np.zeros(z.shape, z.dtype) if dy is None else dy
+    dx, dh, *others = gate_adaln_backward_cpu(dz, dy, z, h, gate, shift, scale, mean, rstd, weight, dweight)
+    return (dx, dh if dh_into is None else quantise_forward(dh, *dh_into), *others)
+
+
+# What the versions take -----------------------------------------------------------------------------------------------
+
+def _lacks_room(x):
+    """What version 2 needs and tokens x lack; None where it takes them."""
+    C, largest = x.shape[-1], SWEEP * MAX_SWEEPS
+    if C % 8 or C > largest:
+        return f"takes a multiple of 8 channels, at most {largest}, not {C}"
+    if choose_plan(1, 1, C, x.dtype.itemsize, True, shared_limit(x)) is None:
+        return "needs more shared memory than this device has"
+    return None
 
 
 def gate_adaln_supports(like, C):
-    """Whether version 2 runs on tokens of C channels that lie where the array `like` does, and have its type."""
+    """Whether version 2 runs on tokens of C channels that are stored where the array `like` is, and have its type."""
     return (is_device(like) and capped("gate_adaln", 2) == 2 and C % 8 == 0 and C <= SWEEP * MAX_SWEEPS
             and (is_half(like.dtype) or like.dtype == np.float32) and supports(like, FORWARD, BACKWARD)
             and choose_plan(1, 1, C, like.dtype.itemsize, True, shared_limit(like)) is not None)
 
 
-def _check(x, h, vectors, version, weight=None, norm="layer"):
-    """(B, T, C, version)."""
+def _lacks_arrays(gate, shift, scale):
+    if any(isinstance(vector, Columns) for vector in (gate, shift, scale)):
+        return "takes whole arrays, not columns: use chunk"
+    return None
+
+
+def _two_versions(kernels, lacks):
+    """kernels: those of version 2; lacks: what that needs and the tokens lack."""
+    return [Version("unfused", fits=_lacks_arrays),
+            Version("fused", kernels, fits=lacks, requires="8.0", dtypes=("float32", "float16", "bfloat16"))]
+
+
+def _check(x, h, gate, shift, scale, weight, norm="layer"):
     if x.ndim != 3 or h is not None and h.shape != x.shape:
         raise ValueError(f"gate_adaln takes tokens (B, T, C), x and h alike, not {tuple(x.shape)} and "
                          f"{h if h is None else tuple(h.shape)}; reshape an image to (B, H·W, C)")
-    B, T, C = x.shape
-    for vector in vectors:
+    B, _, C = x.shape
+    for vector in (gate, shift, scale):
         if vector is not None and tuple(vector.shape) != (B, C):
             raise ValueError(f"gate_adaln: gate, shift and scale must be (B, C) = {(B, C)}, not {tuple(vector.shape)}")
     check_norm("gate_adaln", C, weight, norm)
-    takes, columns = gate_adaln_supports(x, C), any(isinstance(vector, Columns) for vector in vectors)
-    if version is None:
-        version = 2 if takes else 1
-    if is_device(x) and (version == 2 and not takes or version == 1 and columns):
-        raise ValueError(f"version 2 (fused) takes a multiple of 8 channels, at most {SWEEP * MAX_SWEEPS}, on a "
-                         f"device of capability 8.0; version 1 (unfused) takes whole arrays, not columns; not {C} "
-                         "channels here: use version=1 and chunk")
-    return B, T, C, version
 
 
-@versions_by_name(asks=True)
-def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="layer", version=None,
-                       into=None):
+def _check_backward(z, h, gate, shift, scale, weight, x):
+    if z is None and (x is None or h is None):
+        raise ValueError("gate_adaln_backward needs z, or x and h, of which it computes z again: give one of both")
+    _check(x if z is None else z, h, gate, shift, scale, weight)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+@operation(reference=forward_on_cpu, cost=gate_adaln_forward_cost, check=_check,
+           versions=_two_versions(FORWARD, lambda x: _lacks_room(x)),
+           problems=lambda: problems(gate_adaln_forward, False))
+def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="layer", into=None, version=None):
     """(z, y, mean (B·T,), rstd (B·T,)): z = x + gate · h and its norm, times weight · (1 + scale), plus shift.
 
     x, h (B, T, C); h and gate None: z is x. gate, shift, scale: (B, C), arrays or `Columns`; weight: (C,) float32.
     shift, weight: None where there is none; norm: "layer", or "rms", which has no mean: None
     into: (scale, amax) as of `quantise_forward`, which y, float16, then has gone through: bytes, C a multiple of 16
     """
-    B, T, C, version = _check(x, h, (gate, shift, scale), version, weight, norm)
+    (B, T, C), is_fused = x.shape, version.name == "fused"
     is_gated, which = h is not None, Norm(norm == "rms", weight is not None, shift is not None)
     key = forward_key_of(C, is_gated, which, x.dtype.itemsize) if into is None else key_of(C, is_gated, which)
-    if into is not None and (not is_device(x) or version == 1 or key not in EIGHT_FORWARD or x.dtype != np.float16):
-        z, y, *others = gate_adaln_forward(x, h, gate, shift, scale, eps, weight, norm, version=version)
+    if into is not None and (not is_fused or key not in EIGHT_FORWARD or x.dtype != np.float16):
+        z, y, *others = gate_adaln_forward(x, h, gate, shift, scale, eps, weight, norm, version=version.number)
         return (z, quantise_forward(y, *into), *others)
-    if not is_device(x):
-        return gate_adaln_forward_cpu(x, h, gate, shift, scale, eps, weight, norm)
-    if version == 1:
+    if not is_fused:
         z = x if h is None else gate_forward(x, h, gate)
         return (z, *adaln_forward(z, shift, scale, eps, weight, norm))
     z, rstd = empty_like(x) if is_gated else x, empty((B * T,), np.float32, like=x)
@@ -105,9 +143,11 @@ def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="la
     return z, y, mean, rstd
 
 
-@versions_by_name(asks=True)
-def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None, version=None,
-                        dh_into=None, x=None):
+@operation(reference=backward_on_cpu, cost=gate_adaln_backward_cost, check=_check_backward,
+           versions=_two_versions(BACKWARD, lambda z, x: _lacks_room(x if z is None else z)),
+           problems=lambda: problems(gate_adaln_backward, True), writes=("dweight",))
+def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, dweight=None, dh_into=None, x=None,
+                        version=None):
     """(dx, dh, dgate, dshift, dscale) from the gradients of z (None: nothing has arrived) and of y (None: so, too).
 
     z: what the forward gave, or None with x, of which it is computed again, with the same bits and, in version 2,
@@ -115,25 +155,20 @@ def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=Non
     dshift where shift is. The gradient of the weight is added into `dweight` (None: not wanted).
     dh_into: (scale, amax) as of `quantise_forward`, which dh, float16, then has gone through: bytes, C a multiple of 16
     """
-    of_x = z is None
-    if of_x and (x is None or h is None):
-        raise ValueError("gate_adaln_backward needs z, or x and h, of which it computes z again: give one of both")
+    of_x, is_fused = z is None, version.name == "fused"
     z = x if of_x else z
-    B, T, C, version = _check(z, h, (gate, shift, scale), version, weight)
-    if of_x and (version == 1 or not is_device(z)):
+    B, T, C = z.shape
+    if of_x and not is_fused:
         z, of_x = gate_forward(z, h, gate), False
     is_gated, which = h is not None, Norm(mean is None, weight is not None, shift is not None)
     key = key_of(C, is_gated, which)
-    if dh_into is not None and (not is_device(z) or version == 1 or key not in EIGHT_BACKWARD
-                                or z.dtype != np.float16):
+    if dh_into is not None and (not is_fused or key not in EIGHT_BACKWARD or z.dtype != np.float16):
         dx, dh, *others = gate_adaln_backward(dz, dy, None if of_x else z, h, gate, shift, scale, mean, rstd, weight,
-                                              dweight, version=version, x=z)
+                                              dweight, version=version.number, x=z)
         return (dx, quantise_forward(dh, *dh_into), *others)
     if dy is None:
         dy = zeros(z.shape, z.dtype, like=z)
-    if not is_device(z):
-        return gate_adaln_backward_cpu(dz, dy, z, h, gate, shift, scale, mean, rstd, weight, dweight)
-    if version == 1:
+    if not is_fused:
         dx, dshift, dscale = adaln_backward(dy, z, scale, mean, rstd, weight, dweight, shift is not None)
         if dz is not None:
             dx = add_forward(dx, dz)

@@ -1,0 +1,220 @@
+"""Gradients of weights by rung 5: up to four products Aᵀ·B of one K in one launch, cut only where they fill no round.
+
+    C_p (M_p, N_p) = or += A_pᵀ · B_p        A_p (K, M_p), B_p (K, N_p), 16 bits; C_p float32
+    row_sums_p (M_p,) += A_p summed over K
+
+WHY IT PAYS
+    A DiT-B/2's layer has 18, 54, 72 and 72 tiles of 128 × 256 for 132 multiprocessors. One by one, each is cut into
+    slices that never fill whole rounds, and a second pass adds up all of its results. Together they have 216: 132 are
+    multiplied whole, and the steps along K of the other 84 are dealt out evenly, so that each has two or three parts.
+UNITS IN A TABLE
+    The units of a launch are numbers on the device, made by `schedule` once for the same sizes: a unit costs the kernel
+    two loads of 16 bytes, whatever the schedule. Block b takes units b, b + blocks, …, until one is empty.
+TILES THAT ARE CUT
+    Each part is written as a whole tile of float32; `add_tiles_kernel` adds them up in the order of k.
+ROW SUMS
+    The kernel has no registers left for them. `column_parts_kernel` reads all A once more, at the memory rate, and the
+    second pass of ../second_pass.py adds up its parts: two launches for all products.
+DETERMINISM
+    every order is fixed by the sizes and the number of multiprocessors.
+SOURCE
+    Osama et al. 2023, "Stream-K", arXiv:2301.03598, section 4.3, "Basic Stream-K", and section 5.3 on hybrid schedules.
+READ NEXT
+    split_half.py
+"""
+import functools
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from ...device import cuda, empty, float32, int32, int64, lasting, launch, upload
+from ...device.eight import array_of, load8, store8
+from ...device.half import in_bfloat16
+from ...device.specialise import Variants
+from ..second_pass import Sum, add_parts
+from . import choice
+from .choice import HALF_SECOND_PASS, HALF_START, HALF_TILES, NS_PER_BYTE
+from .mma import make_kernel
+from .mma_epilogues import add, load_where
+from .mma_layout import ADDING, FIELDS, PLAIN, PRODUCTS, TILES, Arrays, Epilogue, Group, shared_bytes, threads_of
+from .split_half import unused
+
+TILE = 128, 256
+SIZE = TILE[0] * TILE[1]
+STEP = TILES[TILE].k
+SHORTEST = 8  # steps of a part, at least
+ADD_BLOCK = 256
+SUM_COLUMNS, SUM_ROWS = 256, 256  # of a block that sums columns: eight a lane, its eight warps take rows in turn
+SUM_SHARED = 8 * SUM_COLUMNS
+ADDED = 8 * ADD_BLOCK  # outputs of a block that adds up parts
+GROUP_KERNELS = Variants((PLAIN, ADDING), lambda end: make_kernel(TILE, True, True, end, grouped=True))
+
+
+class Schedule(NamedTuple):
+    """Arrays of FIELDS int32 for each unit, in the order of their numbers, and for each tile that is cut: product, row,
+    column, first part, count of parts, M, N, 0; how many parts there are."""
+
+    units: np.ndarray
+    tiles: np.ndarray
+    parts: int
+
+
+@functools.lru_cache(maxsize=4096)
+def schedule(sizes, K, blocks, shortest):
+    """The `Schedule` of products of these sizes (M, N) on so many blocks; shortest: see `snap`."""
+    steps = -(-K // STEP)
+    tiles = [(p, row, column, M, N) for p, (M, N) in enumerate(sizes)
+             for row in range(0, M, TILE[0]) for column in range(0, N, TILE[1])]
+    whole = len(tiles) // blocks * blocks
+    dealt = [[] for _ in range(blocks)]  # of each block
+    for i, (p, row, column, M, N) in enumerate(tiles[:whole]):
+        dealt[i % blocks].append((p, row, column, 0, K, -1, M, N))
+    rest, cut, parts = tiles[whole:], [], 0
+    total = len(rest) * steps
+    ends = [snap(total * b // blocks, steps, shortest) for b in range(blocks + 1)]
+    for i, (p, row, column, M, N) in enumerate(rest):
+        first, last = i * steps, (i + 1) * steps
+        shares = [(b, max(ends[b], first) - first, min(ends[b + 1], last) - first) for b in range(blocks)
+                  if ends[b] < last and ends[b + 1] > first]
+        shares = [share for share in shares if share[1] < share[2]]
+        for b, begin, end in shares:
+            part = -1 if len(shares) == 1 else parts
+            parts += len(shares) > 1
+            dealt[b].append((p, row, column, begin * STEP, min(end * STEP, K), part, M, N))
+        if len(shares) > 1:
+            cut.append((p, row, column, parts - len(shares), len(shares), M, N, 0))
+    units = np.zeros((max(map(len, dealt)), blocks, FIELDS), np.int32)
+    for b, given in enumerate(dealt):
+        units[:len(given), b] = np.reshape(given, (-1, FIELDS))
+    return Schedule(units.reshape(-1), np.reshape(np.array(cut, np.int32), -1), parts)
+
+
+def snap(step, steps, shortest):
+    """A place in a line of tiles of so many steps, moved to a tile's end where that is fewer than `shortest` away."""
+    near = (step + steps // 2) // steps * steps
+    return near if abs(near - step) < shortest else step
+
+
+@functools.lru_cache(maxsize=4096)
+def estimate(sizes, K, blocks):
+    """The time of a launch in ns, by the model of choice.py."""
+    step, epilogue = HALF_TILES[5][TILE]
+    made = schedule(sizes, K, blocks, SHORTEST)
+    each = made.units.reshape(-1, blocks, FIELDS)
+    lengths = (each[..., 4] - each[..., 3]).sum(0).max() / 64
+    ns = HALF_START + lengths * step + len(each) * epilogue
+    return ns + (HALF_SECOND_PASS + NS_PER_BYTE * 8 * made.parts * SIZE if made.parts else 0)
+
+
+def pays(M, N, K, blocks):
+    """Whether one product takes less time so than in equal slices, by the estimates."""
+    return estimate(((M, N),), K, blocks) < choice.choose_half(5, 1, M, N, K, True, blocks)[2]
+
+
+@functools.cache  # for good: captured steps read them
+def tables(backend, *key):
+    """The units and the cut tiles of a `Schedule` on a device."""
+    made = schedule(*key)
+    with lasting(backend):
+        return upload(made.units, backend), upload(made.tiles if made.parts else np.zeros(FIELDS, np.int32), backend)
+
+
+def four(items):
+    """A tuple of PRODUCTS items: those given, then the first again."""
+    return *items, *[items[0]] * (PRODUCTS - len(items))
+
+
+def launch_group(products, accumulate):
+    """C = or += Aᵀ·B for up to PRODUCTS products (a, b, c): matrices of one dtype and one K."""
+    first, sizes = products[0][0], tuple(tuple(c.shape) for *_, c in products)
+    K, blocks = len(first), first.backend.multiprocessors
+    key = sizes, K, blocks, SHORTEST
+    made, (units, tiles) = schedule(*key), tables(first.backend, *key)
+    parts = empty((made.parts * SIZE,), np.float32, like=first) if made.parts else unused(first)
+    a, b, c = (four([x.reshape(-1) for x in xs]) for xs in zip(*products, strict=True))
+    kernel = in_bfloat16(GROUP_KERNELS[ADDING if accumulate else PLAIN], first.dtype)
+    launch(kernel, blocks, threads_of(TILE), a, b, Arrays((*c, parts), parts, parts),
+           Group(units, K, len(made.units) // FIELDS), Epilogue(1.0, 0, 0), shared=shared_bytes(TILE))
+    if made.parts:
+        launch(add_tiles_kernel, len(made.tiles) // FIELDS * (SIZE // ADDED), ADD_BLOCK, parts, tiles, c,
+               int(accumulate))
+
+
+@cuda.jit
+def add_tiles_kernel(parts, tiles, targets, accumulate):
+    """The sum of a cut tile's parts, in their order: eight neighbouring outputs a thread."""
+    tile = int32(cuda.blockIdx.x // (SIZE // ADDED)) * FIELDS
+    e = int32(int32(cuda.blockIdx.x % (SIZE // ADDED)) * ADDED + 8 * cuda.threadIdx.x)
+    row, column = int32(tiles[tile + 1] + e // TILE[1]), int32(tiles[tile + 2] + e % TILE[1])
+    if row < tiles[tile + 5] and column < tiles[tile + 6]:
+        at = int64(tiles[tile + 3]) * SIZE + e
+        total = load8(parts, at)
+        for i in range(1, tiles[tile + 4]):
+            total = add(total, load8(parts, at + int64(i) * SIZE))
+        target = array_of(tiles[tile], targets)
+        at = int64(row) * tiles[tile + 6] + column
+        if accumulate:
+            total = add(total, load8(target, at))
+        store8(target, at, total)
+
+
+# Row sums -------------------------------------------------------------------------------------------------------------
+
+def launch_row_sums(pairs):
+    """row_sums (M,) float32 += the sums of a's (K, M) columns, for up to PRODUCTS pairs (a, row_sums) of one K."""
+    K, widths = len(pairs[0][0]), [len(sums) for _, sums in pairs]
+    chunks, missing = -(-K // SUM_ROWS), PRODUCTS - len(pairs)
+    tiles = [0, *itertools.accumulate(-(-M // SUM_COLUMNS) for M in widths)]
+    starts = [0, *itertools.accumulate(chunks * M for M in widths)]
+    parts = empty((starts[-1],), np.float32, like=pairs[0][0])
+    launch(column_parts_kernel, (tiles[-1], chunks), SUM_COLUMNS, four([a.reshape(-1) for a, _ in pairs]), parts, K,
+           Columns((*widths, *[0] * missing), (*tiles[:-1], *[tiles[-1]] * missing), (*starts[:-1], *[0] * missing)))
+    add_parts([Sum(parts[start:start + chunks * M], chunks, sums, True)
+               for (_, sums), start, M in zip(pairs, starts, widths, strict=False)], waits=True)
+
+
+class Columns(NamedTuple):
+    """Of each product: how many columns, its first tile of columns, where its parts begin."""
+
+    M: tuple
+    tile: tuple
+    start: tuple
+
+
+@cuda.jit(device=True, forceinline=True)
+def of_product(product, numbers):
+    """numbers[product]: without an array in local memory."""
+    a, b, c, d = numbers
+    return int32((a if product == 0 else b) if product < 2 else (c if product == 2 else d))
+
+
+@cuda.jit
+def column_parts_kernel(xs, parts, K, columns):
+    """The sums of SUM_ROWS rows of one product: eight columns a lane, a row a warp, four rows at a time."""
+    tile = cuda.shared.array(SUM_SHARED, float32)
+    t, number = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
+    product = int32(0)
+    for p in range(1, PRODUCTS):
+        product = int32(product + (1 if number >= of_product(p, columns.tile) else 0))
+    M, x = of_product(product, columns.M), array_of(product, xs)
+    column = int32(int32(number - of_product(product, columns.tile)) * SUM_COLUMNS)
+    n, row = int32(column + t % 32 * 8), int32(cuda.blockIdx.y * SUM_ROWS + t // 32)
+    end = int32(min(int32((cuda.blockIdx.y + 1) * SUM_ROWS), int32(K)))
+    z = float32(0)
+    total = z, z, z, z, z, z, z, z
+    if n < M:
+        while row < end:
+            at = int64(row) * M + n
+            a, b = load8(x, at), load_where(x, at + int64(8 * M), row + 8 < end)
+            c, d = load_where(x, at + int64(16 * M), row + 16 < end), load_where(x, at + int64(24 * M), row + 24 < end)
+            total, row = add(total, add(add(a, b), add(c, d))), int32(row + 32)
+    e = t * 8
+    tile[e], tile[e + 1], tile[e + 2], tile[e + 3] = total[0], total[1], total[2], total[3]
+    tile[e + 4], tile[e + 5], tile[e + 6], tile[e + 7] = total[4], total[5], total[6], total[7]
+    cuda.syncthreads()
+    if column + t < M:
+        s = tile[t]
+        for w in range(1, 8):
+            s += tile[w * SUM_COLUMNS + t]
+        parts[int64(of_product(product, columns.start)) + int64(cuda.blockIdx.y) * M + column + t] = s

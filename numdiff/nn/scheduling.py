@@ -1,0 +1,24 @@
+"""How the backward pass is scheduled on a GPU: hooks that the tape calls, which change no result.
+
+Small weight-gradient kernels run on a side stream, concurrently with the backward pass (kernels/beside.py). Second
+passes of split sums are collected and run together (kernels/second_pass.py). Weight gradients that several layers share
+are deferred until the last of them (together.py).
+"""
+import contextlib
+
+from ..kernels.beside import wait_for, wait_if_full
+from ..kernels.second_pass import collected
+from .together import completed
+
+
+@contextlib.contextmanager
+def backward_pass():
+    """Context of a backward pass: when it ends, every gradient of a parameter is complete."""
+    with collected(), completed():
+        yield
+
+
+def before_operation(arrived):
+    """Wait for the gradients that the next operation of the backward pass reads."""
+    wait_if_full()
+    wait_for(arrived if isinstance(arrived, list) else (arrived,))

@@ -1,0 +1,67 @@
+"""Where the gradient of a tensor is collected while a tape is played back.
+
+The first consumer that is played back assigns the gradient, and later ones add to it. The last addition is deferred
+until the sum is read: an operation whose backward kernel can add takes the gradient that its first input already has
+(`adds=True`), or the two terms of the sum (`adds=TWO`), which saves a pass over memory.
+"""
+from ..kernels.beside import wait_for
+from ..kernels.elementwise import add_forward
+
+TWO = 2  # for `adds`
+
+
+class Slot:
+    """Where the gradient of one tensor is collected while a tape is played back.
+
+    gradient: the sum of the gradients that have arrived, or None
+    owned: no other operation holds the gradient, so the one that takes it may overwrite it; the sum of several
+        gradients is a new array, and owned, too
+    """
+
+    __slots__ = ("_first", "_second", "owned")
+
+    def __init__(self):
+        self._first, self._second, self.owned = None, None, False
+
+    @property
+    def gradient(self):
+        if self._second is not None:
+            wait_for((self._first, self._second))
+            self.gradient = add_forward(self._first, self._second)
+        return self._first
+
+    @gradient.setter
+    def gradient(self, value):
+        self._first, self._second = value, None
+
+    def receive(self, gradient):
+        if self.gradient is None:
+            self._first = gradient
+        else:
+            self._second = gradient
+
+    def take(self, count):
+        """Remove and return the gradient, as `count` terms of a sum; None stands for a missing term."""
+        parts = (self._first, self._second) if count == TWO else (self.gradient,)
+        self.gradient = None
+        return parts
+
+
+class Slots:
+    """The slots of an operation with several outputs, taken as one: its gradient is the list of theirs."""
+
+    __slots__ = ("slots",)
+
+    def __init__(self, slots):
+        self.slots = slots
+
+    @property
+    def gradient(self):
+        """A list with a gradient for each output (None if nothing arrived); None if nothing arrived at all."""
+        gradients = [slot.gradient for slot in self.slots]
+        return None if all(g is None for g in gradients) else gradients
+
+    @gradient.setter
+    def gradient(self, value):
+        for slot in self.slots:
+            slot.gradient = value

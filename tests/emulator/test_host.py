@@ -1,0 +1,185 @@
+"""The host's side of an emulated GPU: what programs do with `numba.cuda` around their kernels."""
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numba import cuda, guvectorize, vectorize
+from numba.cuda import device_array as made_on_device
+from numba.cuda import to_device
+
+from numdiff import emulator
+from numdiff.emulator import EmulatedArray, KernelFault
+from tests.conftest import exhaustive
+
+
+@cuda.jit
+def double(x):
+    i = cuda.grid(1)
+    if i < x.size:
+        x[i] *= 2
+
+
+@pytest.fixture
+def gpu():
+    with emulator.device(float64=True) as machine:
+        yield machine
+
+
+def test_functions_imported_by_name_come_to_the_emulator():
+    original = to_device
+    with emulator.device(float64=True):
+        x = to_device(np.ones(3, np.float32))
+        assert isinstance(x, EmulatedArray) and isinstance(made_on_device(3), EmulatedArray)
+        double[1, 4](x)
+        assert x.copy_to_host().tolist() == [2, 2, 2]
+    assert to_device is original and cuda.to_device is original
+
+
+def test_a_reduction_before_any_launch(gpu):
+    assert cuda.reduce(lambda a, b: a + b)(np.arange(5.0)) == 10
+
+
+def test_forall_of_nothing(gpu):
+    double.forall(0)(np.zeros(0, np.float32))
+    x = np.ones(5, np.float32)
+    double.forall(5)(x)
+    assert x.tolist() == [2] * 5
+
+
+def test_the_context_and_the_devices(gpu):
+    context = cuda.current_context()
+    free, total = context.get_memory_info()
+    assert free == context.get_memory_info().free <= total
+    assert cuda.list_devices()[0].compute_capability == (9, 0) == context.device.compute_capability
+    assert cuda.detect() and cuda.is_available()
+    with cuda.profiling(), cuda.defer_cleanup():
+        pass
+
+
+def test_arrays_of_the_device(gpu):
+    x = cuda.to_device(np.zeros((2, 3), np.float32))
+    assert x.flags.c_contiguous and x.T.flags.f_contiguous and not x.T.flags.c_contiguous
+    interface = x.T.__cuda_array_interface__
+    assert interface["shape"] == (3, 2) and interface["strides"] == (4, 12) and interface["typestr"] == "<f4"
+    assert cuda.is_cuda_array(x) and cuda.as_cuda_array(x) is x
+    with pytest.raises(emulator.Unsupported, match="the emulator's own arrays only"):
+        cuda.as_cuda_array(np.zeros(3))
+
+
+class Doubled:
+    """An extension that takes what wraps an array."""
+
+    def prepare_args(self, ty, value, stream=0, retr=None):
+        return ty, getattr(value, "inner", value)
+
+
+class Wrapped:
+    def __init__(self, inner):
+        self.inner = inner
+
+
+def test_extensions_prepare_arguments(gpu):
+    kernel = cuda.jit(extensions=[Doubled()])(double.py_func)
+    x = np.ones(3, np.float32)
+    kernel[1, 4](Wrapped(x))
+    assert x.tolist() == [2, 2, 2]
+
+
+def test_kernels_with_signatures_are_configured_as_others(gpu):
+    kernel = cuda.jit("void(float32[:])")(double.py_func)
+    x = np.ones(3, np.float32)
+    kernel.configure(1, 4)(x)
+    kernel.specialize(x)[1, 4](x)
+    kernel.forall(3)(x)
+    assert x.tolist() == [8, 8, 8]
+
+
+def test_vectorize(gpu):
+    @vectorize(["float32(float32, float32)", "float64(float64, float64)"], target="cuda")
+    def weighted(a, b):
+        return a * 2 + b
+
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    y = weighted(x, x[0])
+    assert y.dtype == np.float32 and np.array_equal(y, x * 2 + x[0])
+    on_device = weighted(cuda.to_device(x), np.float32(1))
+    assert isinstance(on_device, EmulatedArray) and np.array_equal(on_device.copy_to_host(), x * 2 + 1)
+    assert weighted(1.5, 2.0) == 5.0 and weighted.reduce(np.array([1.0, 2, 3])) == 11
+
+    @vectorize(target="cuda")
+    def inverse(a):
+        return 1 / a
+    assert inverse(np.array([2, 4])).tolist() == [0.5, 0.25]
+
+
+def test_guvectorize(gpu):
+    @guvectorize(["void(float64[:], float64, float64[:])"], "(n),()->(n)", target="cuda")
+    def shifted(row, by, out):
+        for i in range(row.shape[0]):
+            out[i] = row[i] + by
+
+    x = np.arange(6.0).reshape(2, 3)
+    assert np.array_equal(shifted(x, np.array([10.0, 20])), x + [[10], [20]])
+
+
+def test_faults_go_from_process_to_process():
+    with emulator.device(), pytest.raises(KernelFault) as caught:
+        out_of_bounds[1, 4](np.zeros(2, np.float32))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value) and again.faults == caught.value.faults
+
+
+@cuda.jit
+def out_of_bounds(x):
+    x[cuda.threadIdx.x] = 1
+
+
+def _faulty(n):
+    with emulator.device():
+        out_of_bounds[1, n](np.zeros(2, np.float32))
+
+
+@exhaustive
+def test_a_fault_in_a_pool():
+    with multiprocessing.get_context("spawn").Pool(1) as pool, pytest.raises(KernelFault, match="writes x.2."):
+        pool.map(_faulty, [4])
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from numdiff import emulator
+BUILT_IN
+assert "numba.cuda" not in sys.modules
+with emulator.device(float64=True) as gpu:
+    from numba import cuda, float32
+
+    @cuda.jit("void(float32[:], float64)")
+    def scale(x, by):
+        i = cuda.grid(1)
+        x[i] *= half(by)
+
+    @cuda.jit("float64(float64)", device=True)
+    def half(a):
+        return a / 2
+
+    x = cuda.to_device(np.ones(4, np.float32))
+    scale[1, 4](x, 3)
+    assert x.copy_to_host().tolist() == [1.5] * 4
+print("right", "numba_cuda" in (cuda.__file__ or ""))
+"""
+BUILT_IN = 'sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "NumbaCudaFinder"]'
+
+
+@pytest.mark.parametrize("before", ["", *([pytest.param(BUILT_IN, marks=exhaustive)])], ids=["numba-cuda", "built-in"])
+def test_the_context_is_entered_before_numba_is_imported(before, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("BUILT_IN", before))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env={
+        **os.environ, "PYTHONPATH": os.getcwd()})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["right", str(not before)]
