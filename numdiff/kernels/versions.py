@@ -26,7 +26,6 @@ WIDE = {"naive": 1, "vectorised": 2}  # a thread an element (a backward: a colum
 MATMUL = {"naive": 1, "tiled": 2, "register-tiled": 3, "vectorised": 4, "mma": 5, "tf32": 5, "hopper": 6}
 CONV2D = {"direct": 1, "im2col": 2, "implicit-gemm": 3, "narrow": 3, "mma": 4, "tf32": 4, "hopper-columns": 5,
           "hopper": 6, "im2win": 7}
-DEPTHWISE = {"naive": 1, "tiled": 2, "mma": 3, "hopper": 4}
 # Of names that share a number: the operands' type that each is for.
 FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and bfloat16", "implicit-gemm": "float32"}
 
@@ -35,8 +34,6 @@ NAMES = {
     **dict.fromkeys(("im2col", "im2win"), WIDE),
     **dict.fromkeys(("linear", "matmul", "matmul_row_sums", "matmul_strided"), MATMUL),
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
-    **dict.fromkeys(("depthwise", "depthwise_input_gradient", "depthwise_weight_gradient"), DEPTHWISE),
-    "depthwise_layernorm": {"apart": 1, "fused": 2},
     "fused": {**WIDE, "eight": 3},
 
     "linear_group": {"naive": 1, "tiled": 2},

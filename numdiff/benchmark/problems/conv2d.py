@@ -1,5 +1,5 @@
-"""Problems of convolutions, dense and depthwise."""
-from ...kernels import conv2d, depthwise
+"""Problems of convolutions."""
+from ...kernels import conv2d
 from ...kernels.conv2d import im2col, im2win
 from ...kernels.conv2d import levels as conv2d_levels
 from ..kernels import conv2d_input_gradient, conv2d_weight_gradient
@@ -39,17 +39,3 @@ def add_problems(add):
     wide, weight = half(B, 32, 32, 256), half(256, 3, 3, 256)
     add(conv2d_levels.conv2d_level_forward, x=wide, weight=weight)
     add(conv2d.conv2d_forward, versions=(6,), x=wide, weight=weight)
-
-    sevens, weight = half(B, 32, 32, 128), half(7, 7, 128)  # of a ConvNeXt block
-    add(depthwise.depthwise_forward, x=sevens, weight=weight, bias=single(128),
-        channel=single(B, 128))
-    add(depthwise.depthwise_input_gradient, dy=sevens, weight=weight)
-    add(depthwise.depthwise_weight_gradient, dy=sevens, x=sevens,
-        dweight=single(7, 7, 128))
-    add(depthwise.depthwise_layernorm_forward, x=sevens, weight=weight, bias=single(128),
-        channel=single(B, 128), gain=single(128), offset=single(128))
-    sevens, weight = half(2 * B, 56, 56, 96), half(7, 7, 96)  # and of the first of ConvNeXt-T
-    add(depthwise.depthwise_forward, x=sevens, weight=weight, versions=(2, 3, 4))
-    add(depthwise.depthwise_input_gradient, dy=sevens, weight=weight, versions=(2, 3, 4))
-    add(depthwise.depthwise_weight_gradient, dy=sevens, x=sevens, dweight=single(7, 7, 96),
-        versions=(2, 3, 4))

@@ -4,7 +4,6 @@ import numpy as np
 from ...float8 import bits_of
 from ...kernels import matmul, quantise
 from ...kernels.matmul import first, levels
-from ..kernels import Array
 from .problem import D, N, T, half, integers, single
 
 
@@ -35,8 +34,3 @@ def add_problems(add, rng):
             bias=single(4 * D), into=into, **layer)
         add(matmul.matmul_fp8_gelu_backward, note=note, b=integers(lines[:4 * D], np.uint8),
             u=half(N * T, 4 * D), into=into, **layer)
-    hidden = half(N * T, 4 * D)
-    add(quantise.quantise_forward, x=hidden, scale=single(1), amax=amax)
-    add(quantise.quantise_both, x=hidden, scale=single(1), amax=amax, sums=single(4 * D))
-    add(quantise.columns_of, rows=Array((N * T, 4 * D), np.dtype(np.uint8)), scale=single(1),
-        sums=single(4 * D))

@@ -15,7 +15,6 @@ FIRST = re.compile(
     r"flash_attention_backward: float16, new, HS 32, T 3, 64 keys, .*|"
     r"linear_backward: and forward, float16, two arrays|linear_gate: float16, tile 64|"
     r"matmul_(gelu((_again)?_gradient)?|layer_scale|swiglu_gradient): float16, tile 64|"
-    r"depthwise(_(input|weight)_gradient)?: 3×3 float16, 3 wide|"
     r"matmul_swiglu: float16, tile 128|"
     r"matmul: float16, a·bᵀ, (K of 12|tile (64|\(64, 64\)), float\d\d)|matmul_row_sums: float16, 1 parts|"
     r"conv2d(_input_gradient)?: float16, tile \(32, 1\), 1 × 1, 1 at once|conv2d: float16, tile \(32, 1\), statistics|"

@@ -6,13 +6,7 @@ from ..matmul import hopper_fp8
 from ..quantise import (
     HISTORY,
     PARTIALS,
-    columns_of,
-    matrices8,
-    quantise_both,
-    quantise_forward,
-    quantise_weights,
     scale_update,
-    share_largest,
 )
 from .case import FP8_TOLERANCE, HALF_TOLERANCE, Case
 
@@ -109,54 +103,3 @@ def fp8_cases():
     for key in hopper_fp8.FP8_GRADIENT_KERNELS:
         yield gradient(key)
     yield gradient(64, M=136, K=3 * hopper_fp8.STEP + 16, slices=2)
-
-
-def quantise_cases():
-    """Bytes, largest magnitudes and scales: without a tolerance."""
-    def activations(a, v):
-        amax = a.amax.copy() if isinstance(a.amax, np.ndarray) else a.amax
-        y = quantise_forward(a.x, a.scale[:1], amax[:PARTIALS])
-        scale_update(amax.reshape(1, PARTIALS), a.history, a.scale)
-        return y, quantise_forward(a.x, a.scale[:1]), a.history, a.scale, amax
-
-    def of_activations(rng):
-        x = rng.standard_normal((3, 11, 32)).astype(np.float16)
-        x[0, 0, :3] = 3e4, -3e4, 6e-8
-        return {"x": x, "scale": np.float32([0.25]), "history": np.float32([[5] * (HISTORY - 1) + [6e4]]),
-                "amax": np.array([5] * PARTIALS, np.uint32)}
-
-    def weights(a, v):
-        quantise_weights(a.flat, matrices8([(0, 80, 48), (80 * 48 + 64, 16, 144)], a.flat), a.rows, a.columns, a.scale)
-        return a.rows, a.columns, a.scale
-
-    def of_weights(rng):
-        size = 80 * 48 + 16 * 144
-        return {"flat": rng.standard_normal(size + 64).astype(np.float16), "rows": np.zeros(size, np.uint8),
-                "columns": np.zeros(size, np.uint8), "scale": np.zeros(2, np.float32)}
-
-    def both(a, v):
-        """Beside bytes in both orientations the scale that their largest magnitude gives, and the columns' sums."""
-        amax = a.amax.copy() if isinstance(a.amax, np.ndarray) else a.amax
-        rows, columns = quantise_both(a.x.reshape(-1, 80), a.scale, amax[:PARTIALS], a.sums)
-        history = a.history
-        scale_update(amax.reshape(1, PARTIALS), history, a.unit)
-        return rows, columns, a.sums, a.unit, columns_of(rows, a.scale, a.more), a.more
-
-    def of_both(rng):
-        x = (300 * rng.standard_normal((70, 80))).astype(np.float16)
-        return {"x": x, "scale": np.float32([2]), "unit": np.float32([1]), "sums": np.arange(80, dtype=np.float32),
-                "more": np.zeros(80, np.float32), "history": np.zeros((1, HISTORY), np.float32),
-                "amax": np.zeros(PARTIALS, np.uint32)}
-
-    def ranks(a, v):
-        share_largest(a.amax, a.table, 1)
-        return a.table, a.amax
-
-    def of_ranks(rng):
-        return {"amax": rng.integers(0, 1 << 31, (2, PARTIALS)).astype(np.uint32),
-                "table": np.full((2, 3), 7, np.uint32)}
-
-    yield Case("share_largest", of_ranks, ranks, tolerance=0.0, label="rank 1 of 3")
-    yield Case("quantise_both", of_both, both, label="70 × 80")
-    yield Case("quantise", of_activations, activations, tolerance=0.0, label="activations, twice, and their scale")
-    yield Case("quantise_weights", of_weights, weights, tolerance=0.0, label="80 × 48 and 16 × 144")

@@ -20,10 +20,10 @@ from ..operation import OPERATIONS, load_all
 from ..versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
-from .convolutions import convolutions_cases, depthwise_cases, depthwise_layernorm_cases
+from .convolutions import convolutions_cases
 from .elementwise import fused_cases
 from .flash import flash_cases
-from .fp8 import fp8_cases, quantise_cases
+from .fp8 import fp8_cases
 from .half import convolution_cases, gradient_cases, product_cases, stack_cases
 from .levels import level_cases
 from .products import grouped_cases, products_cases
@@ -39,8 +39,8 @@ FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add
 load_all()
 CASES = [case for group in (
     fused_cases, products_cases, grouped_cases, convolutions_cases,
-    depthwise_cases, depthwise_layernorm_cases, flash_cases, sla_cases, product_cases, stack_cases,
-    gradient_cases, convolution_cases, fp8_cases, quantise_cases, tf32_cases, level_cases) for case in group()]
+    flash_cases, sla_cases, product_cases, stack_cases,
+    gradient_cases, convolution_cases, fp8_cases, tf32_cases, level_cases) for case in group()]
 CASES += [case for record in OPERATIONS.values() for case in cases_of(record)]
 CASES += bfloat16_cases(CASES)
 

@@ -23,14 +23,19 @@ from ...errors import TooManyElementsError
 from ..bias import channel_add_backward
 from ..common import no_numbers
 from ..elementwise import add_forward
+from ..operation import Version, operation
+from ..problem import Problem, half, single
 from ..reduce import column_sum
 from ..second_pass import add_rows
-from ..versions import capped, label, versions_by_name
+from ..versions import capped, label
 from . import hopper, hopper_weight_gradient, mma
 from .naive import BLOCK, Image, depthwise_forward_kernel_v1, depthwise_weight_gradient_kernel_v1
 from .reference import (
+    depthwise_forward_cost,
     depthwise_forward_reference,
+    depthwise_input_gradient_cost,
     depthwise_input_gradient_reference,
+    depthwise_weight_gradient_cost,
     depthwise_weight_gradient_reference,
 )
 from .tiled import BYTES, FORWARD, GRADIENT_ROWS, KERNELS, WEIGHT_GRADIENT, threads_of
@@ -45,8 +50,7 @@ def by_tma(x):
     return x.shape[2] > NARROW and (not is_device(x) or supports(x, hopper.FORWARD))
 
 
-def _check(x, weight, version, operation):
-    """The version, where operands fit; in words that say what to do where they do not."""
+def _check(x, weight):
     if len(x.shape) != 4 or len(weight.shape) != 3 or x.shape[3] != weight.shape[2]:
         raise ValueError(f"x (B, H, W, C) and weight (kernel, kernel, C) are {tuple(x.shape)} and "
                          f"{tuple(weight.shape)}: channels last and equal")
@@ -55,7 +59,26 @@ def _check(x, weight, version, operation):
         raise ValueError(f"a depthwise kernel of {kernel} × {across}: it must be square and odd")
     if x.size >= 2**31:
         raise TooManyElementsError(f"{tuple(x.shape)} has too many elements for 32-bit indices: split the batch")
-    fits = C % 8 == 0 and kernel in KERNELS and (not is_device(x) or supports(x, FORWARD, WEIGHT_GRADIENT))
+
+
+def _check_forward(x, weight, bias, channel):
+    _check(x, weight)
+    B, _, _, C = x.shape
+    for name, array, shape in (("bias", bias, (C,)), ("channel", channel, (B, C))):
+        if array is not None and tuple(array.shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(array.shape)}, this convolution needs {shape}")
+
+
+def _check_weight_gradient(dy, x, dweight):
+    _check(x, dweight)
+    if tuple(dy.shape) != tuple(x.shape) or dy.dtype != x.dtype:
+        raise ValueError(f"dy {tuple(dy.shape)} {dy.dtype} must be as x, {tuple(x.shape)} {x.dtype}")
+
+
+def _choose(x, weight, version, direction):
+    """The version that runs: of those of 16 bits, one whose tiles the image fills."""
+    kernel, _, C = weight.shape
+    fits = C % 8 == 0 and kernel in KERNELS and supports(x, FORWARD, WEIGHT_GRADIENT)
     if version in (2, 3, 4) and not fits:
         raise ValueError(f"version {label('depthwise', version)} takes eight channels at a time and 3 × 3, 5 × 5 or "
                          f"7 × 7 taps, on a device of capability 8.0, not {C} channels and {kernel} × {kernel} here; "
@@ -63,12 +86,12 @@ def _check(x, weight, version, operation):
     if version in (3, 4) and not is_half(x.dtype):
         raise ValueError(f"version {label('depthwise', version)} takes float16 and bfloat16, not {x.dtype}; use "
                          "version=2")
-    if version == 4 and is_device(x) and not supports(x, hopper.FORWARD):
+    if version == 4 and not supports(x, hopper.FORWARD):
         raise ValueError("version 4 (hopper) needs compute capability 9.0; use version=3")
     if version is not None:
         return version
     return capped("depthwise", 1 + fits if not (fits and is_half(x.dtype)) else
-                  FASTEST[operation] if by_tma(x) else 3)
+                  FASTEST[direction] if by_tma(x) else 3)
 
 
 def _side(x):
@@ -99,39 +122,86 @@ def _convolve(x, weight, bias, channel, flip, version, residual=None):
     return y
 
 
-@versions_by_name(asks=True)
+# Operations -----------------------------------------------------------------------------------------------------------
+
+VERSIONS = "naive", "tiled", "mma", "hopper"
+
+
+def _problems(make):
+    """Small problems of an operation: tiles that the image does not fill, and a slice that the channels do not fill.
+
+    make: takes the label, x's shape, the filter's size, a kind of array, and the versions.
+    """
+    given = [("three channels", (1, 4, 5, 3), 3, "n", single), ("3×3", (2, 5, 10, 8), 3, "nt", single),
+             ("3×3 float16, two slices", (1, 2, 9, 40), 3, "ntmh", half),
+             ("7×7 float16, two tiles", (1, 2, 34, 8), 7, "mh", half),
+             ("3×3 float16, five tiles", (1, 2, 130, 8), 3, "h", half)]
+    given += [(f"{k}×{k} float16, {rows} rows", (1, rows, 3, 8), k, "h", half) for k in (3, 5, 7)
+              for rows in (3, 17, 29)]
+    given += [(f"{k}×{k} float16, 17 wide", (1, 1, 17, 8), k, "m", half) for k in (3, 5)]
+    given += [(f"{k}×{k}{' float16' * (array is half)}, {width} wide", (1, 2, width, 8), k,
+               "tm" if array is half else "t", array)
+              for k in (3, 5, 7) for array in (single, half) for width in (3, 9)]
+    first = {name[0]: name for name in VERSIONS}
+    return [make(label, shape, k, array, tuple(first[letter] for letter in letters), label == "3×3 float16, 3 wide")
+            for label, shape, k, letters, array in given]
+
+
+def _forward_problem(label, shape, k, array, versions, bfloat16):
+    B, _, _, C = shape
+    return Problem(label, x=array(*shape), weight=array(k, k, C), bias=single(C), channel=single(B, C),
+                   versions=versions, bfloat16=bfloat16)
+
+
+def _input_problem(label, shape, k, array, versions, bfloat16):
+    return Problem(label, dy=array(*shape), weight=array(k, k, shape[3]), versions=versions, bfloat16=bfloat16)
+
+
+def _increased_problems():
+    """Problems of version 4 with a residual."""
+    return [Problem(f"{each.label}, with a residual", **each.arguments, residual=each.arguments["dy"],
+                    versions=("hopper",)) for each in _problems(_input_problem) if "hopper" in each.versions]
+
+
+def _weight_problem(label, shape, k, array, versions, bfloat16):
+    return Problem(label, dy=array(*shape), x=array(*shape), dweight=single(k, k, shape[3]), versions=versions,
+                   tolerance=1e-5, bfloat16=bfloat16)
+
+
+# For the benchmark: of a ConvNeXt block, and of the first of ConvNeXt-T
+SEVENS, FIRST, LATER = half(32, 32, 32, 128), half(64, 56, 56, 96), {"versions": VERSIONS[1:], "measured": True}
+
+
+@operation(reference=depthwise_forward_reference, cost=depthwise_forward_cost, check=_check_forward, chooses=True,
+           versions=[Version(name) for name in VERSIONS],
+           problems=[*_problems(_forward_problem),
+                     Problem(x=SEVENS, weight=half(7, 7, 128), bias=single(128), channel=single(32, 128),
+                             measured=True), Problem(x=FIRST, weight=half(7, 7, 96), **LATER)])
 def depthwise_forward(x, weight, bias=None, channel=None, version=None):
     """The convolution of x (B, H, W, C) with weight (kernel, kernel, C), padded by kernel // 2, plus bias (C,) and
     channel (B, C), where they are given, as a new array like x."""
-    version = _check(x, weight, version, "forward")
-    B, _, _, C = x.shape
-    for name, array, shape in (("bias", bias, (C,)), ("channel", channel, (B, C))):
-        if array is not None and tuple(array.shape) != shape:
-            raise ValueError(f"{name} has shape {tuple(array.shape)}, this convolution needs {shape}")
-    if not is_device(x):
-        return depthwise_forward_reference(x, weight, bias, channel)
-    return _convolve(x, weight, bias, channel, 0, version)
+    return _convolve(x, weight, bias, channel, 0, _choose(x, weight, version, "forward"))
 
 
-@versions_by_name(asks=True)
-def depthwise_input_gradient(dy, weight, version=None, residual=None):
+@operation(reference=depthwise_input_gradient_reference, cost=depthwise_input_gradient_cost,
+           check=lambda dy, weight: _check(dy, weight), chooses=True, versions=[Version(name) for name in VERSIONS],
+           problems=[*_problems(_input_problem), *_increased_problems(),
+                     Problem(dy=SEVENS, weight=half(7, 7, 128), measured=True),
+                     Problem(dy=FIRST, weight=half(7, 7, 96), **LATER)])
+def depthwise_input_gradient(dy, weight, residual=None, version=None):
     """dx of dy (B, H, W, C); plus `residual`, like it, where it is given."""
-    version = _check(dy, weight, version, "input_gradient")
-    if not is_device(dy):
-        dx = depthwise_input_gradient_reference(dy, weight)
-        return dx if residual is None else add_forward(dx, residual)
-    return _convolve(dy, weight, None, None, 1, version, residual)
+    return _convolve(dy, weight, None, None, 1, _choose(dy, weight, version, "input_gradient"), residual)
 
 
-@versions_by_name(asks=True)
+@operation(reference=depthwise_weight_gradient_reference, cost=depthwise_weight_gradient_cost,
+           check=_check_weight_gradient, chooses=True, versions=[Version(name) for name in VERSIONS],
+           problems=[*_problems(_weight_problem),
+                     Problem(dy=SEVENS, x=SEVENS, dweight=single(7, 7, 128), measured=True),
+                     Problem(dy=FIRST, x=FIRST, dweight=single(7, 7, 96), **LATER)],
+           writes=("dweight",))
 def depthwise_weight_gradient(dy, x, dweight, version=None):
     """Add the weight's gradient to dweight (kernel, kernel, C), float32."""
-    version = _check(x, dweight, version, "weight_gradient")
-    if tuple(dy.shape) != tuple(x.shape) or dy.dtype != x.dtype:
-        raise ValueError(f"dy {tuple(dy.shape)} {dy.dtype} must be as x, {tuple(x.shape)} {x.dtype}")
-    if not is_device(x):
-        depthwise_weight_gradient_reference(dy, x, dweight)
-        return
+    version = _choose(x, dweight, version, "weight_gradient")
     if version in (3, 4):
         (mma, hopper_weight_gradient)[version - 3].add_weight_gradient(dy, x, dweight)
         return

@@ -51,7 +51,9 @@ from ...device.specialise import Constant, Variants, specialise
 from ...dtypes import is_half
 from ..common import divide, no_numbers, warp_sum
 from ..layernorm import layernorm_backward, layernorm_forward
-from ..versions import capped, label, versions_by_name
+from ..operation import Version, operation
+from ..problem import Problem, filled, half, single
+from ..versions import capped, label
 from .launcher import FASTEST, by_tma, depthwise_backward, depthwise_forward
 from .mma import (
     BAND,
@@ -210,16 +212,45 @@ def depthwise_layernorm_version(x, kernel):
         and tiles_of(x) >= TILES * x.backend.multiprocessors) else 1
 
 
-@versions_by_name(asks=True)
+def depthwise_layernorm_forward_cost(B, H, W, C, kernel, itemsize=2):
+    """(bytes, FLOPs): x read, h and y written."""
+    moved, flops = depthwise_forward_cost(B, H, W, C, kernel, itemsize)
+    return moved + itemsize * B * H * W * C, flops + 8 * B * H * W * C
+
+
+def forward_on_cpu(x, weight, bias, channel, gain, offset, eps=1e-6):
+    h = depthwise_forward(x, weight, bias, channel)
+    return h, *layernorm_forward(h, gain, offset, eps)
+
+
+def _problems():
+    """Rows of pixels that warps do not fill; in version 2 two slices, and each number of chunks that a warp has."""
+    found = []
+    for B, H, W, C in ((1, 1, 17, 8), (1, 1, 3, 72), (1, 1, 1, 136), (1, 1, 1, 264), (1, 1, 1, 392)):
+        # the means of the channels are results, too: none is nearly 0
+        bias = filled((C,), lambda rng, C=C: 4 + rng.standard_normal(C))
+        found.append(Problem(f"float16, {W} wide, {C} channels", x=half(B, H, W, C), weight=half(7, 7, C), bias=bias,
+                             channel=single(B, C), gain=single(C), offset=single(C),
+                             versions=("apart", "fused") if C == 8 else ("fused",)))
+    return found
+
+
+VECTOR = single(128)  # of a ConvNeXt block, for the benchmark
+
+
+@operation(reference=forward_on_cpu, cost=depthwise_layernorm_forward_cost, chooses=True,
+           versions=[Version("apart"), Version("fused")],
+           problems=[*_problems(), Problem(x=half(32, 32, 32, 128), weight=half(7, 7, 128), bias=VECTOR,
+                                           channel=single(32, 128), gain=VECTOR, offset=VECTOR, measured=True)])
 def depthwise_layernorm_forward(x, weight, bias, channel, gain, offset, eps=1e-6, version=None):
     """(h, y, mean, rstd): h the depthwise convolution of x (B, H, W, C) with weight (kernel, kernel, C), plus bias (C,)
     and channel (B, C), or None; y its LayerNorm over the channels with gain and offset (C,); mean and rstd (pixels,).
     """
-    if version == 2 and is_device(x) and not fits(x, len(weight)):
+    if version == 2 and not fits(x, len(weight)):
         raise ValueError(f"version {label('depthwise_layernorm', 2)} takes float16 and bfloat16, 7 × 7 taps and a "
                          f"multiple of 8 channels up to {LARGEST}, on a device of capability 8.0, not {x.dtype}, "
                          f"{len(weight)} × {len(weight)} and {x.shape[3]} here; use version=1")
-    if (version or depthwise_layernorm_version(x, len(weight))) == 1 or not is_device(x):
+    if (version or depthwise_layernorm_version(x, len(weight))) == 1:
         h = depthwise_forward(x, weight, bias, channel)
         return h, *layernorm_forward(h, gain, offset, eps)
     (B, H, W, C), nothing = x.shape, no_numbers(x.backend)
@@ -245,9 +276,3 @@ def depthwise_layernorm_backward(dy, x, h, weight, gain, mean, rstd, gradients, 
     dweight, dbias, dgain, doffset = gradients
     dh, dchannel = layernorm_backward(dy, h, gain, mean, rstd, dgain, doffset, images=len(x))
     return depthwise_backward(dh, x, weight, dweight, dbias, need_dx, True, residual, dchannel)
-
-
-def depthwise_layernorm_forward_cost(B, H, W, C, kernel, itemsize=2):
-    """(bytes, FLOPs): x read, h and y written."""
-    moved, flops = depthwise_forward_cost(B, H, W, C, kernel, itemsize)
-    return moved + itemsize * B * H * W * C, flops + 8 * B * H * W * C

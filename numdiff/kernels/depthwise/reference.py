@@ -47,8 +47,9 @@ def depthwise_forward_reference(x, weight, bias=None, channel=None):
 
 
 @in_single()
-def depthwise_input_gradient_reference(dy, weight):
-    return depthwise_forward_reference(dy, weight[::-1, ::-1])
+def depthwise_input_gradient_reference(dy, weight, residual=None):
+    dx = depthwise_forward_reference(dy, weight[::-1, ::-1])
+    return dx if residual is None else dx + residual
 
 
 @in_single()

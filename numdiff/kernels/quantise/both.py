@@ -29,17 +29,32 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, is_device, launch, uint32
+from ...device import cuda, empty, float32, int32, launch, uint32
 from ...device.eight import load8
 from ...device.float8 import transpose_bytes, unpack_e4m3x4
 from ...device.limits import FULL_MASK
 from ...device.requires import requires
 from ...device.specialise import Constant, specialise
 from ...device.tensor_core import load_word, load_words4, store_word, store_words4
-from ...float8 import numbers_of
+from ...float8 import bits_of, numbers_of
+from ..operation import operation
+from ..problem import Array, Problem, filled, half, numbers, single
 from ..reduce import column_sum
 from ..second_pass import add_rows
-from .rounding import BLOCK, EACH, PARTIALS, TILE, _check, block_largest, larger, largest8, pack8, quantise_forward
+from .rounding import (
+    BLOCK,
+    EACH,
+    HISTORY,
+    PARTIALS,
+    TILE,
+    _check,
+    block_largest,
+    larger,
+    largest8,
+    pack8,
+    quantise_forward_reference,
+    scale_update,
+)
 
 PITCH = TILE + 4  # bytes from row to row in shared memory: rows four apart begin in other banks
 TILE_BYTES = TILE * PITCH
@@ -148,7 +163,18 @@ quantise_both_kernel_v1 = specialise(both, name="quantise_both_kernel_v1", FROM_
 columns_of_kernel_v1 = specialise(both, name="columns_of_kernel_v1", FROM_BYTES=True)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def quantise_both_cost(n):
+    """(bytes, FLOPs) of n numbers."""
+    return 4 * n, n
+
+
+def columns_of_cost(n):
+    return 2 * n, 0
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
 
 def _check_both(x):
     if x.ndim != 2 or x.shape[1] % EACH:
@@ -168,32 +194,47 @@ def _launch(kernel, x, scale, rows, amax, sums):
     return columns
 
 
+def quantise_both_reference(x, scale, amax=None, sums=None):
+    rows = quantise_forward_reference(x, scale, amax)
+    return rows, columns_of_reference(rows, scale, sums)
+
+
+def _with_the_next_scale(a, version):
+    """Bytes in both orientations, the columns' sums, and the scale that the largest magnitude gives."""
+    amax = a.amax.copy() if isinstance(a.amax, np.ndarray) else a.amax
+    rows, columns = quantise_both(a.x, a.scale, amax, a.sums)
+    scale_update(amax.reshape(1, PARTIALS), a.history, a.unit)
+    return rows, columns, a.sums, a.unit
+
+
+def _activations(rng):
+    return {"x": (300 * rng.standard_normal((70, 80))).astype(np.float16), "scale": np.float32([2]),
+            "unit": np.float32([1]), "sums": np.arange(80, dtype=np.float32),
+            "history": np.zeros((1, HISTORY), np.float32), "amax": np.zeros(PARTIALS, np.uint32)}
+
+
+@operation(reference=quantise_both_reference, cost=quantise_both_cost, check=lambda x: _check_both(x),
+           problems=[Problem("70 × 80", inputs=_activations, run=_with_the_next_scale),
+                     Problem("without sums", x=half(70, 80), scale=numbers([2])),
+                     Problem(x=half(64 * 256, 4 * 768), scale=single(1), amax=numbers(np.zeros(PARTIALS), np.uint32),
+                             sums=single(4 * 768), measured=True)],
+           writes=("sums",))
 def quantise_both(x, scale, amax=None, sums=None):
     """(rows (R, C), columns (C, P)): E4M3(x / scale) of x (R, C) float16 as new arrays of bytes, in both orientations.
 
     scale, amax: as of `quantise_forward`; sums: float32 (C,), to which scale · the sums of the bytes' columns are added
     """
-    _check_both(x)
-    if not is_device(x):
-        rows = quantise_forward(x, scale, amax)
-        return rows, columns_of_reference(rows, scale, sums)
     _check(x)
     rows = empty(x.shape, np.uint8, like=x)
     return rows, _launch(quantise_both_kernel_v1, x, scale, rows, amax, sums)
 
 
+@operation(reference=columns_of_reference, cost=columns_of_cost, check=lambda rows: _check_both(rows),
+           problems=[Problem("70 × 80", rows=filled((70, 80), lambda rng: bits_of(rng.standard_normal((70, 80))),
+                                                    np.uint8), scale=numbers([2]), sums=single(80)),
+                     Problem(rows=Array((64 * 256, 4 * 768), np.dtype(np.uint8)), scale=single(1),
+                             sums=single(4 * 768), measured=True)],
+           writes=("sums",))
 def columns_of(rows, scale, sums=None):
     """(C, P): the transpose of bytes (R, C), as a new array; sums as of `quantise_both`."""
-    _check_both(rows)
-    if not is_device(rows):
-        return columns_of_reference(rows, scale, sums)
     return _launch(columns_of_kernel_v1, rows, scale, rows, None, sums)
-
-
-def quantise_both_cost(n):
-    """(bytes, FLOPs) of n numbers."""
-    return 4 * n, n
-
-
-def columns_of_cost(n):
-    return 2 * n, 0

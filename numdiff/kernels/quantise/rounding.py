@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, is_device, launch, uint32, upload
+from ...device import cuda, empty, float32, int32, launch, uint32, upload
 from ...device.eight import load8
 from ...device.float8 import larger_halves, pack_e4m3x4
 from ...device.limits import FULL_MASK
@@ -48,6 +48,8 @@ from ...device.requires import requires, supports
 from ...device.tensor_core import float_of, pack_half2, store_words2, store_words4, unpack_half2, word_of
 from ...errors import NumdiffError
 from ...float8 import LARGEST, bits_of
+from ..operation import operation
+from ..problem import Problem, filled, half, numbers, positive, single
 
 BLOCK = 256  # threads
 EACH = 16  # numbers of a thread and turn: 16 bytes of E4M3
@@ -336,65 +338,7 @@ def quantise_weights_kernel_v1(flat, table, tiles, scale, rows, columns):
         store_words4(columns, start + across * N + down, words[0], words[1], words[2], words[3])
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def _check(x):
-    if not supports(x, quantise_forward_kernel_v1):
-        raise NumdiffError("E4M3 needs a GPU of compute capability 9.0, a Hopper: use float16 on others.")
-    if x.dtype != np.float16:
-        raise ValueError(f"E4M3 is made of float16, not of {x.dtype}; use cast_forward first")
-
-
-def quantise_forward(x, scale, amax=None):
-    """E4M3(x / scale) as a new array of bytes like x, float16 (..., C).
-
-    scale: float32 (1,), a power of two; amax: uint32 (PARTIALS,), in which the bits of the largest |x| are kept, beside
-        what is there; None: not wanted
-    """
-    if not is_device(x):
-        return quantise_forward_reference(x, scale, amax)
-    _check(x)
-    if x.shape[-1] % EACH:
-        raise ValueError(f"x {x.shape} must have a multiple of {EACH} numbers in a row")
-    y = empty(x.shape, np.uint8, like=x)
-    blocks = max(1, min(PARTIALS, -(-x.size // (BLOCK * EACH))))
-    gathers = amax is not None
-    launch(quantise_forward_kernel_v1, blocks, BLOCK, x.reshape(-1), scale, y.reshape(-1),
-           amax if gathers else empty((1,), np.uint32, like=x), int(gathers))
-    return y
-
-
-def scale_update(amax, history, scale):
-    """At the end of a step: its largest magnitudes go into `history`, from which come the scales of the next; `amax` is
-    zero again. amax: of this process, or the sum of all ranks' tables of `share_largest`"""
-    if not is_device(amax):
-        scale_update_reference(amax, history, scale)
-    else:
-        launch(scale_update_kernel_v1, len(scale), BLOCK, amax, history, scale)
-
-
-def share_largest(amax, table, rank):
-    """Column `rank` of the table, one of several ranks, becomes the largest of each row of `amax`, which is zero again;
-    the other columns become zero."""
-    if not is_device(amax):
-        share_largest_reference(amax, table, rank)
-    else:
-        launch(share_largest_kernel_v1, len(amax), BLOCK, amax, table, rank)
-
-
-def quantise_weights(flat, matrices, rows, columns, scale):
-    """All matrices of a flat float16 buffer, `Matrices8`, as E4M3 in the buffers of bytes `rows`, as they lie, and
-    `columns`, each transposed, one matrix after the other; and the scale of each."""
-    if not is_device(flat):
-        quantise_weights_reference(flat, matrices, rows, columns, scale)
-        return
-    _check(flat)
-    table, tiles, _ = matrices
-    partials = empty((len(tiles),), np.uint32, like=flat)
-    launch(weights_largest_kernel_v1, len(tiles), BLOCK, flat, table, tiles, partials)
-    launch(weights_scale_kernel_v1, len(table), BLOCK, table, partials, scale)
-    launch(quantise_weights_kernel_v1, len(tiles), BLOCK, flat, table, tiles, scale, rows, columns)
-
+# Cost -----------------------------------------------------------------------------------------------------------------
 
 def quantise_forward_cost(n):
     """(bytes, FLOPs) of n numbers."""
@@ -413,3 +357,103 @@ def share_largest_cost(n):
 def quantise_weights_cost(n):
     """n: numbers of all matrices."""
     return 6 * n, n
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _check(x):
+    if not supports(x, quantise_forward_kernel_v1):
+        raise NumdiffError("E4M3 needs a GPU of compute capability 9.0, a Hopper: use float16 on others.")
+    if x.dtype != np.float16:
+        raise ValueError(f"E4M3 is made of float16, not of {x.dtype}; use cast_forward first")
+
+
+def _check_eights(x):
+    if x.shape[-1] % EACH:
+        raise ValueError(f"x {x.shape} must have a multiple of {EACH} numbers in a row")
+
+
+def _twice(a, version):
+    """Bytes of activations, their scale of the next step, and the bytes with that."""
+    amax = a.amax.copy() if isinstance(a.amax, np.ndarray) else a.amax
+    y = quantise_forward(a.x, a.scale[:1], amax[:PARTIALS])
+    scale_update(amax.reshape(1, PARTIALS), a.history, a.scale)
+    return y, quantise_forward(a.x, a.scale[:1]), a.history, a.scale, amax
+
+
+def _activations(rng):
+    x = rng.standard_normal((3, 11, 32)).astype(np.float16)
+    x[0, 0, :3] = 3e4, -3e4, 6e-8
+    return {"x": x, "scale": np.float32([0.25]), "history": np.float32([[5] * (HISTORY - 1) + [6e4]]),
+            "amax": np.array([5] * PARTIALS, np.uint32)}
+
+
+EXACT = {"tolerance": 0.0}
+
+
+@operation(reference=quantise_forward_reference, cost=quantise_forward_cost,
+           problems=[Problem(x=half(3, 11, 32), scale=numbers([0.25]), **EXACT),
+                     Problem("activations, twice, and their scale", inputs=_activations, run=_twice, **EXACT),
+                     Problem(x=half(64 * 256, 4 * 768), scale=single(1), amax=numbers(np.zeros(PARTIALS), np.uint32),
+                             measured=True)])
+def quantise_forward(x, scale, amax=None):
+    """E4M3(x / scale) as a new array of bytes like x, float16 (..., C).
+
+    scale: float32 (1,), a power of two; amax: uint32 (PARTIALS,), in which the bits of the largest |x| are kept, with
+        what is there; None: not wanted
+    """
+    _check(x)
+    _check_eights(x)
+    y = empty(x.shape, np.uint8, like=x)
+    blocks = max(1, min(PARTIALS, -(-x.size // (BLOCK * EACH))))
+    gathers = amax is not None
+    launch(quantise_forward_kernel_v1, blocks, BLOCK, x.reshape(-1), scale, y.reshape(-1),
+           amax if gathers else empty((1,), np.uint32, like=x), int(gathers))
+    return y
+
+
+def _largest(rows):
+    """The bits of largest magnitudes, rows of PARTIALS."""
+    return filled((rows, PARTIALS), lambda rng: rng.standard_normal((rows, PARTIALS)).astype(np.float32).view(
+        np.uint32) & MAGNITUDE, np.uint32)
+
+
+@operation(reference=scale_update_reference, cost=scale_update_cost,
+           problems=[Problem(amax=_largest(2), history=positive(2, HISTORY), scale=numbers([1, 1]), **EXACT)],
+           writes=("amax", "history", "scale"))
+def scale_update(amax, history, scale):
+    """At the end of a step: its largest magnitudes go into `history`, from which come the scales of the next; `amax` is
+    zero again. amax: of this process, or the sum of all ranks' tables of `share_largest`"""
+    launch(scale_update_kernel_v1, len(scale), BLOCK, amax, history, scale)
+
+
+@operation(reference=share_largest_reference, cost=share_largest_cost,
+           problems=[Problem(amax=_largest(2), table=numbers(np.full((2, 3), 7), np.uint32), rank=1, **EXACT)],
+           writes=("amax", "table"))
+def share_largest(amax, table, rank):
+    """Column `rank` of the table, one of several ranks, becomes the largest of each row of `amax`, which is zero again;
+    the other columns become zero."""
+    launch(share_largest_kernel_v1, len(amax), BLOCK, amax, table, rank)
+
+
+def _weights(*places):
+    """A problem of these matrices, (first element, N, K)."""
+    table, tiles, total = matrices8(places, np.zeros(1))
+    end = max(first + N * K for first, N, K in places)
+    return Problem(" and ".join(f"{N} × {K}" for _, N, K in places), flat=half(end),
+                   matrices=Matrices8(numbers(table, np.int64), numbers(tiles, np.int32), total),
+                   rows=numbers(np.zeros(total), np.uint8), columns=numbers(np.zeros(total), np.uint8),
+                   scale=numbers(np.zeros(len(places))), **EXACT)
+
+
+@operation(reference=quantise_weights_reference, cost=quantise_weights_cost,
+           problems=[_weights((0, 80, 48), (80 * 48 + 64, 16, 144))], writes=("rows", "columns", "scale"))
+def quantise_weights(flat, matrices, rows, columns, scale):
+    """All matrices of a flat float16 buffer, `Matrices8`, as E4M3 in the buffers of bytes `rows`, as they lie, and
+    `columns`, each transposed, one matrix after the other; and the scale of each."""
+    _check(flat)
+    table, tiles, _ = matrices
+    partials = empty((len(tiles),), np.uint32, like=flat)
+    launch(weights_largest_kernel_v1, len(tiles), BLOCK, flat, table, tiles, partials)
+    launch(weights_scale_kernel_v1, len(table), BLOCK, table, partials, scale)
+    launch(quantise_weights_kernel_v1, len(tiles), BLOCK, flat, table, tiles, scale, rows, columns)

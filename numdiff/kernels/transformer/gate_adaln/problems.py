@@ -66,7 +66,9 @@ def both(shape, norm=PLAIN, gated=True, array=single, of_x=False, backward=True,
     """Yields (whether it is of the backward, its `Problem`)."""
     C = shape[-1]
     label = label_of(C, norm, gated, array)
-    more = {"fast": C <= 16 or norm == PLAIN and C == (264 if gated else 40), "bfloat16": C == 16, **more}
+    versions = None if C == 40 else ("fused",)  # the other's kernels are gate.py's and adaln.py's
+    fast = C <= 16 or norm == PLAIN and C == (264 if gated else 40)
+    more = {"versions": versions, "fast": fast, "bfloat16": C == 16, **more}
     yield False, forward_problem(shape, norm, gated, array, label=label, **more)
     if backward:
         yield True, backward_problem(shape, norm, gated, array, label=label, **more)
