@@ -43,7 +43,7 @@ from ..device.planned import CARDS
 from ..device.requires import required, supports
 from . import versions as names
 
-OPERATIONS = {}  # {name: Operation}, in the order of their declarations
+OPERATIONS: dict[str, "Operation"] = {}  # {name: Operation}, in the order of their declarations
 
 
 class Version:

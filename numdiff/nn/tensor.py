@@ -5,7 +5,6 @@ A `Tensor` is an array (NumPy or device) and, if its gradient is needed, a `Slot
 and a function from the output's gradient to the inputs' gradients. `tape.backward` plays the list from its end: the
 order is the reverse of execution, always the same, with no graph search and no recursion. Gradients of parameters are
 added into the model's flat gradient buffer by the operations themselves.
-
 A record holds slots and what its function needs, never tensors; a tensor holds its slot, never the tape. So an
 activation lives until the last record that needs it has been played.
 """
@@ -66,13 +65,14 @@ class Tape:
     """
 
     def __init__(self, check_finite: bool = False):
-        self.records, self.check_finite = [], check_finite
+        self.records: list[Record] = []
+        self.check_finite = check_finite
 
     def __enter__(self) -> "Tape":
         tapes.append(self)
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception) -> None:
         tapes.remove(self)
 
     def backward(self, output: Tensor, gradient: AnyArray | None = None) -> None:
@@ -80,7 +80,7 @@ class Tape:
         check_played_back(self.records, output, gradient)
         if gradient is None:
             gradient = upload(np.ones(output.shape, np.float32), like=output.data)
-        output.slot.receive(gradient)
+        output.slot.receive(gradient)  # type: ignore[union-attr]  # checked above
         with backward_pass():
             while self.records:
                 self._play(self.records.pop())

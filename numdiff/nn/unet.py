@@ -289,7 +289,8 @@ class UNet(Model):
         emb = F.timestep_embedding(t, self.model_channels, self.max_period)  # (B, model_channels)
         emb = self.time_embed[2](F.silu(self.time_embed[0](emb)))  # (B, 4 model_channels)
         if y is not None:
-            emb = F.add(emb, self.label_emb(F.class_dropout(y, self.class_dropout, self.null_class, randomness)))
+            labels = F.class_dropout(y, self.class_dropout, self.null_class, randomness)
+            emb = F.add(emb, self.label_emb(labels))
         layers = [block.emb_layers[1] for block in self.res_blocks]
         return F.linear_group(F.silu(emb), [(e.weight, e.bias) for e in layers])
 

@@ -23,7 +23,7 @@ def embedding(labels: AnyArray, weight: Parameter) -> Tensor:
     return record("embedding", K.embedding_forward(labels, weight.data), (), backward, has_parameters=trains(weight))
 
 
-def class_dropout(labels: AnyArray, probability: float, null_class: int, randomness: Any) -> AnyArray:
+def class_dropout(labels: AnyArray, probability: float, null_class: int | None, randomness: Any) -> AnyArray:
     """labels, an int32 array (B,), each replaced by `null_class` with `probability`; `randomness` as in `dropout`."""
     if probability == 0 or randomness is None:
         return labels
