@@ -21,7 +21,8 @@ Attention that leaves most keys to a sum is in sla/, which has an order of its o
 
 SHAPES
     qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32, or all float16 or bfloat16 (v1, v3, v5); logsumexp
-    (B, heads, T) float32. T is arbitrary; on a GPU HS is 32, 64 or 72, and unfused.py takes all others.
+    (B, heads, T) float32. T is arbitrary; on a GPU HS is 32, 64 or 72, with v3 also 128, and unfused.py takes all
+    others.
 COST
     forward 4·B·heads·T²·HS FLOPs, backward 10·B·heads·T²·HS (v1: 14). Memory and the bytes that have to move are linear
     in T, where unfused.py writes and reads T² probabilities several times. Roof: arithmetic. Of the instructions in
@@ -37,7 +38,13 @@ SOURCE
 READ NEXT
     reference.py
 """
-from .launcher import HEAD_SIZES, flash_attention_backward, flash_attention_forward, flash_attention_supports
+from .launcher import (
+    HEAD_SIZES,
+    WIDE_HEADS,
+    flash_attention_backward,
+    flash_attention_forward,
+    flash_attention_supports,
+)
 from .reference import (
     flash_attention_backward_cost,
     flash_attention_backward_reference,
@@ -46,6 +53,6 @@ from .reference import (
 )
 from .unfused import attention_backward, attention_forward
 
-__all__ = ["HEAD_SIZES", "attention_backward", "attention_forward", "flash_attention_backward",
+__all__ = ["HEAD_SIZES", "WIDE_HEADS", "attention_backward", "attention_forward", "flash_attention_backward",
            "flash_attention_backward_cost", "flash_attention_backward_reference", "flash_attention_forward",
            "flash_attention_forward_cost", "flash_attention_forward_reference", "flash_attention_supports"]

@@ -15,9 +15,16 @@ WHAT IS NEW, AND WHY IT PAYS
     separate kernel reads both arrays for them, and dy's second reading comes from the L2 cache.
 A ROUND, for 16 queries of the tile: 4 + 4 loads of fragments from q and dy feed 4 products (ldmatrix, and .trans for
     the two that sum over queries); k's and v's fragments stay in registers as far as these suffice (HS 32; k's for 64).
+    dk's product and the next round's S are one basic block, in which ptxas loads the one's fragments during the other.
+TWO BARRIERS A TILE. Before the first dS is stored no warp may read the dS of the tile before. Until then each has S, P,
+    dv and dP to compute, so that no warp waits long. After the last, dS is complete and the next tile of queries has
+    arrived; its successor takes the place of the one just read.
+PARTIAL dq is stored as a lane has it, two numbers each of two neighbouring fragments: 16 bytes, no shuffles. A second
+    kernel adds the chunks and restores the order of columns.
 LAUNCH
-    grid (chunks, heads, B), a block for 64 keys (4 warps, one fragment of keys each) or 256 (8 warps, two). Dynamic
-    shared memory, KiB, for HS 32 and 64, 72: 40 and 64 (64 keys), 97 and 145 (256 keys).
+    grid (chunks, heads, B), a block for 64 keys (4 warps, one fragment of keys each), 256 (8 warps, two) or, for HS
+    128, 128 (8 warps, one). Dynamic shared memory, KiB, for HS 32 and 64, 72: 40 and 64 (64 keys), 97 and 145 (256
+    keys); for HS 128, with tiles of 32 queries, 74 (64 keys) and 113 (128).
 DETERMINISM
     each number is summed by one warp in the order of the loops, and chunks are added in order.
 SOURCE
@@ -27,7 +34,7 @@ READ NEXT
 """
 from typing import NamedTuple
 
-from ...device import cuda, float32, int32, load4, opaque, uint32
+from ...device import cuda, float32, int32, int64, load4, opaque, store4, uint32
 from ...device.approximate import power_of_two
 from ...device.async_copy import cp_async_4_zfill, cp_async_commit, cp_async_wait, shared_address
 from ...device.eight import load8
@@ -40,9 +47,11 @@ from ...device.tensor_core import (
     ldmatrix_x4_trans,
     load_words4,
     mma_m16n8k16_into,
+    pack_half2,
     store_word,
 )
-from .backward import head_of
+from ..common import divide
+from .backward import Head
 from .forward import LOG2_E
 from .fragments import (
     CHUNK,
@@ -62,8 +71,6 @@ from .fragments import (
     write_four,
 )
 
-QUERIES = 64  # of a tile
-DS_PITCH = QUERIES * 2 + CHUNK  # bytes of a row of dSᵀ: an odd number of chunks
 NUMBERS = 8  # bytes a query: L and D
 
 
@@ -98,7 +105,9 @@ def row_product(dy, y, row, c, HS):
 @cuda.jit(device=True, forceinline=True)
 def write_row_sum(D, to, total, exists, lane, LANES):
     """D[to] = the sum over the `LANES` lanes that share a row; all lanes of a warp call it."""
-    if LANES == 8:
+    if LANES == 16:
+        total += cuda.shfl_xor_sync(FULL_MASK, total, 8)
+    if LANES >= 8:
         total += cuda.shfl_xor_sync(FULL_MASK, total, 4)
     total += cuda.shfl_xor_sync(FULL_MASK, total, 2)
     total += cuda.shfl_xor_sync(FULL_MASK, total, 1)
@@ -152,21 +161,68 @@ def score_gradients(dp, first, p, numbers):
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_dq(accumulators, ds, k, keys, PITCH, pairs, ninth):
+def add_sixteen(accumulators, ds, row, pairs, ninth):
+    """accumulators += dS·k over 16 keys: ds, row: addresses of their dS and k."""
+    a = ldmatrix_x4_trans(ds)
+    for n in range(pairs):
+        b = ldmatrix_x4_trans(row + uint32(n * 2 * CHUNK))
+        mma_m16n8k16_into(accumulators, 8 * n, a, (b[0], b[1]))
+        mma_m16n8k16_into(accumulators, 8 * n + 4, a, (b[2], b[3]))
+    if ninth:
+        mma_m16n8k16_into(accumulators, 8 * pairs, a, ldmatrix_x2_trans(row + uint32(pairs * 2 * CHUNK)))
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_dq(accumulators, ds, k, exist, KEYS, PITCH, pairs, ninth):
     """accumulators += dS·k for 16 queries, `pairs` of fragments of 8 columns, one more if the last of 72 are the
     warp's.
 
-    ds, k: addresses in shared memory, of the warp's queries and columns, and the lane's place
+    ds, k: addresses in shared memory, of the warp's queries and columns, and the lane's place; exist: keys, or more
     """
-    for key in range(0, keys, 16):
-        a = ldmatrix_x4_trans(uint32(ds + int32(int32(key) * DS_PITCH)))
-        row = k + int32(int32(key) * PITCH)
-        for n in range(pairs):
-            b = ldmatrix_x4_trans(uint32(row + n * 2 * CHUNK))
-            mma_m16n8k16_into(accumulators, 8 * n, a, (b[0], b[1]))
-            mma_m16n8k16_into(accumulators, 8 * n + 4, a, (b[2], b[3]))
-        if ninth:
-            mma_m16n8k16_into(accumulators, 8 * pairs, a, ldmatrix_x2_trans(uint32(row + pairs * 2 * CHUNK)))
+    ds, k = uint32(ds), uint32(k)
+    if exist >= KEYS:  # offsets are constants of the instructions
+        for key in range(0, KEYS, 16):
+            add_sixteen(accumulators, ds + uint32(key * DS_PITCH), k + uint32(key * PITCH), pairs, ninth)
+    else:
+        key = int32(0)
+        while key < exist:
+            add_sixteen(accumulators, ds + uint32(key * DS_PITCH), k + uint32(key * PITCH), pairs, ninth)
+            key = int32(key + 16)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_partial(dq, at, exists, accumulators, first, f, fresh):
+    """Two numbers each of two neighbouring fragments, of one row, as four neighbours: written, or added.
+
+    So a partial dq has its columns by sixteens in the order 0 1 8 9 2 3 10 11 …; `add_partials_kernel` restores theirs.
+    """
+    a, b = f * accumulators[first], f * accumulators[first + 1]
+    c, d = f * accumulators[first + 4], f * accumulators[first + 5]
+    if exists:
+        if not fresh:
+            o = load4(dq, at)
+            a, b, c, d = a + o[0], b + o[1], c + o[2], d + o[3]
+        store4(dq, at, a, b, c, d)
+
+
+@cuda.jit
+def add_partials_kernel(partial, dqkv, count, chunks, width, head_step, heads, HS):
+    """dq of dqkv = the sum over chunks of partial (chunks, B, T, heads, HS); a thread has four of B·T·C = count."""
+    i = int32(cuda.grid(1) * 4)
+    if i < count:
+        a, b, c, d = load4(partial, i)
+        for chunk in range(1, chunks):
+            a1, b1, c1, d1 = load4(partial, int64(chunk) * count + i)
+            a, b, c, d = a + a1, b + b1, c + c1, d + d1
+        row, column = divide(i, int32(heads * HS))
+        head, column = divide(column, HS)
+        at = int64(row) * width + head * head_step + column
+        if column < int32(HS // 16 * 16):  # sixteens of columns are as `write_partial` has left them
+            at -= column % 16 // 2
+            store_word(dqkv, at, pack_half2(a, b))
+            store_word(dqkv, at + 8, pack_half2(c, d))
+        else:
+            store4(dqkv, at, a, b, c, d)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -183,10 +239,15 @@ def write_dq(dq, at, exist, accumulators, first, f, fresh, lane):
         write_four(dq, at, v, f, exist)
 
 
+def queries_of(HS):
+    """Queries of a tile."""
+    return 64 if HS <= 72 else 32
+
+
 def shared_bytes(HS, M, WARPS):
     """k and v; two stages of q, dy, L and D; dSᵀ."""
-    keys = 16 * M * WARPS
-    return 2 * keys * pitch_of(HS) + 2 * QUERIES * (2 * pitch_of(HS) + NUMBERS) + keys * DS_PITCH
+    keys, queries = 16 * M * WARPS, queries_of(HS)
+    return 2 * keys * pitch_of(HS) + 2 * queries * (2 * pitch_of(HS) + NUMBERS) + keys * (2 * queries + CHUNK)
 
 
 # The kernel's parts ---------------------------------------------------------------------------------------------------
@@ -194,26 +255,29 @@ def shared_bytes(HS, M, WARPS):
 HS = Constant()  # channels of a head
 M = Constant()  # fragments of 16 keys of a warp
 WARPS = Constant()  # of a block
+QUERIES = Constant(lambda HS: queries_of(HS))  # of a tile
+DS_PITCH = Constant(lambda QUERIES: QUERIES * 2 + CHUNK)  # bytes of a row of dSᵀ: an odd number of chunks
 PITCH = Constant(lambda HS: pitch_of(HS))
 THREADS = Constant(lambda WARPS: WARP * WARPS)
 ROWS = Constant(lambda M: 16 * M)  # keys of a warp
 KEYS = Constant(lambda ROWS, WARPS: ROWS * WARPS)
-LEFT = Constant(lambda HS, M: M * (HS // 16 * 4 + HS % 16 // 4))  # words of k, or v, in a lane
-KEEP_K = Constant(lambda HS, M: M == 1 or HS <= 64)  # whether these stay in registers; there are not enough for all
-KEEP_V = Constant(lambda HS, M: M == 1 or HS == 32)
+LEFT = Constant(lambda HS, M: M * (HS // 16 * 4 + HS % 16 // 4) if HS <= 72 else 1)  # words of k, or v, in a lane
+KEEP_K = Constant(lambda HS, M: HS <= (72 if M == 1 else 64))  # whether these stay in registers
+KEEP_V = Constant(lambda HS, M: HS <= (72 if M == 1 else 32))
 TOTALS = Constant(lambda HS, M: M * HS // 2)  # numbers of dk, or dv, in a lane
 SCORES, WORDS = Constant(lambda M: M * 8), Constant(lambda M: M * 4)  # of 16 queries' S; packed
 V = Constant(lambda KEYS, PITCH: KEYS * PITCH)  # bytes from the start of shared memory, where k is
 STAGES = Constant(lambda V: 2 * V)
-G = Constant(lambda PITCH: QUERIES * PITCH)  # of dy within a stage: q comes first
+G = Constant(lambda QUERIES, PITCH: QUERIES * PITCH)  # of dy within a stage: q comes first
 ROW_NUMBERS = Constant(lambda G: 2 * G)
-STAGE = Constant(lambda ROW_NUMBERS: ROW_NUMBERS + QUERIES * NUMBERS)  # bytes of a stage
+STAGE = Constant(lambda ROW_NUMBERS, QUERIES: ROW_NUMBERS + QUERIES * NUMBERS)  # bytes of a stage
 DS = Constant(lambda STAGES, STAGE: STAGES + 2 * STAGE)
-PARTS = Constant(lambda WARPS: WARPS // 4)  # of dq's columns: four warps have 16 queries each, of the tile's 64
+GROUPS = Constant(lambda QUERIES: QUERIES // 16)  # of a tile's queries, one a warp
+PARTS = Constant(lambda WARPS, GROUPS: WARPS // GROUPS)  # of dq's columns, for the other warps
 PAIRS = Constant(lambda HS, PARTS: HS // 16 // PARTS)  # pairs of fragments of dq in a warp
 NINTH = Constant(lambda HS: HS == 72)
 DQ = Constant(lambda PAIRS, NINTH: PAIRS * 8 + (4 if NINTH else 0))
-LANES = Constant(lambda HS: 4 if HS == 32 else 8)  # that share a row of dy and y for its sum, 16 bytes each
+LANES = Constant(lambda HS: {32: 4, 128: 16}.get(HS, 8))  # that share a row of dy and y for its sum, 16 bytes each
 
 
 class Registers(NamedTuple):
@@ -230,13 +294,21 @@ class Registers(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A lane's places: of the warp's keys in shared memory, of its dS there, and within 16 rows of a tile."""
+    """A lane's places in shared memory: of the warp's keys, of its dS, in 16 queries (two), of their L and D."""
 
     k_rows: int
     ds_words: int
     by_row: int
     by_chunk: int
     numbers: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def head_again(problem):
+    """`head_of` once more: between two uses it would take seven registers."""
+    head, image, heads = opaque(int32(cuda.blockIdx.y)), int32(cuda.blockIdx.z), int32(cuda.gridDim.y)
+    return Head(int64(image) * problem.T * problem.width + head * problem.head_step,
+                (int64(image) * problem.T * heads + head) * HS, heads * HS, (int64(image) * heads + head) * problem.T)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -247,13 +319,16 @@ def fetch_queries(tile, qkv, dy, head, problem, first, exist, t):
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_keys(s, keep, kept, k_rows, rows, lane):
-    """s = the warp's keys · (16 queries)ᵀ, or v and dy; the left fragments are `kept`, or loaded as they are needed."""
+def multiply_keys(s, keep, kept, k_rows, by_chunk, by_row):
+    """s = the warp's keys · (16 queries)ᵀ, or v and dy; the left fragments are `kept`, or loaded as they are needed.
+
+    by_chunk, by_row: addresses of the queries, and the lane's place
+    """
     clear(s, SCORES)
     if keep:
-        multiply_rows(s, 0, 2, kept, rows + lane.by_chunk, rows + lane.by_row, M, HS)
+        multiply_rows(s, 0, 2, kept, by_chunk, by_row, M, HS)
     else:
-        multiply_tiles(s, 2, k_rows, rows + lane.by_chunk, rows + lane.by_row, M, PITCH, HS)
+        multiply_tiles(s, 2, k_rows, by_chunk, by_row, M, PITCH, HS)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -266,67 +341,95 @@ def store_ds(shared, to, words, m):
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_round(r, shared, lane, q_rows, at_numbers, i, c):
-    """dv += Pᵀ·dy and dk += dSᵀ·q for 16 queries, from query i of the tile on; their dS goes to shared memory."""
-    g_rows = q_rows + G
-    multiply_keys(r.s, KEEP_K, r.k, lane.k_rows, q_rows, lane)
-    left = load_words4(shared, at_numbers)  # L, D, L and D of a lane's two queries
-    right = load_words4(shared, at_numbers + 8 * NUMBERS)  # and of those 8 further on
+def multiply_scores(r, shared, lane, c):
+    """dv += Pᵀ·dy for 16 queries, and their dS in registers."""
+    multiply_keys(r.s, KEEP_K, r.k, lane.k_rows, lane.by_chunk, lane.by_row)
+    left = load_words4(shared, lane.numbers)  # L, D, L and D of a lane's two queries
+    right = load_words4(shared, lane.numbers + 8 * NUMBERS)  # and of those 8 further on
     for m in range(M):
         probabilities(r.s, 8 * m, c, left)
         probabilities(r.s, 8 * m + 4, c, right)
         pack(r.words, m, r.s, 8 * m)
-    add_products(r.dv, r.words, g_rows + lane.by_row, M, HS)
+    add_products(r.dv, r.words, lane.by_row + uint32(G), M, HS)
 
-    multiply_keys(r.ds, KEEP_V, r.v, lane.k_rows + V, g_rows, lane)
-    left = load_words4(shared, at_numbers)  # again: they would take eight registers meanwhile
-    right = load_words4(shared, at_numbers + 8 * NUMBERS)
+    multiply_keys(r.ds, KEEP_V, r.v, lane.k_rows + uint32(V), lane.by_chunk + uint32(G), lane.by_row + uint32(G))
+    left = load_words4(shared, lane.numbers)  # again: they would take eight registers meanwhile
+    right = load_words4(shared, lane.numbers + 8 * NUMBERS)
     for m in range(M):
         score_gradients(r.ds, 8 * m, r.s, left)
         score_gradients(r.ds, 8 * m + 4, r.s, right)
         pack(r.words, m, r.ds, 8 * m)
-        store_ds(shared, int32(lane.ds_words + m * 16 * DS_PITCH + i * 2), r.words, m)
-    add_products(r.dk, r.words, q_rows + lane.by_row, M, HS)
 
 
 @cuda.jit(device=True, forceinline=True)
-def add_queries(r, shared, k_tile, stage, first, T, exist, c, t):
-    """dk and dv of the warp's keys, if any exist, from a tile of queries; dSᵀ of both in shared memory."""
+def add_keys(r, shared, lane):
+    """dk += dSᵀ·q for 16 queries; their dS goes to shared memory."""
+    for m in range(M):
+        store_ds(shared, lane.ds_words + m * 16 * DS_PITCH, r.words, m)
+    add_products(r.dk, r.words, lane.by_row, M, HS)
+
+
+@cuda.jit(device=True, forceinline=True)
+def next_round(lane):
+    """The lane's places 16 queries further on."""
+    return Lane(lane.k_rows, int32(lane.ds_words + 32), uint32(lane.by_row + uint32(16 * PITCH)),
+                uint32(lane.by_chunk + uint32(16 * PITCH)), int32(lane.numbers + 16 * NUMBERS))
+
+
+@cuda.jit(device=True, forceinline=True)
+def add_queries(r, shared, k_tile, stage, first, exist, c, t):
+    """dk and dv of the warp's keys, if any exist, from a tile of queries; dSᵀ of both in shared memory.
+
+    Queries that do not exist are zeros, and add nothing.
+    """
     number, warp = int32(t % WARP), int32(t // WARP)
+    q_rows = k_tile + stage
     row_place, chunk_place = by_row(number, PITCH), by_chunk(number, PITCH)
-    lane = Lane(k_tile + int32(warp * ROWS * PITCH + row_place),
-                int32(DS + (warp * ROWS + number // 4) * DS_PITCH + number % 4 * 4), row_place, chunk_place,
-                number % 4 * 2)
-    if warp * ROWS < exist:
+    lane = Lane(uint32(k_tile + int32(warp * ROWS * PITCH + row_place)),
+                int32(DS + (warp * ROWS + number // 4) * DS_PITCH + number % 4 * 4), uint32(q_rows + row_place),
+                uint32(q_rows + chunk_place), int32(stage + ROW_NUMBERS + number % 4 * 2 * NUMBERS))
+    works = warp * ROWS < exist
+    if works:
         if KEEP_K and first == 0:
             load_left(r.k, lane.k_rows, M, PITCH, HS)
         if KEEP_V and first == 0:
-            load_left(r.v, lane.k_rows + V, M, PITCH, HS)
-        i = int32(0)
-        while i < QUERIES and first + i < T:
-            at_numbers = int32(stage + ROW_NUMBERS + (i + lane.numbers) * NUMBERS)
-            add_round(r, shared, lane, k_tile + int32(stage + i * PITCH), at_numbers, i, c)
-            i = int32(i + 16)
+            load_left(r.v, lane.k_rows + uint32(V), M, PITCH, HS)
+        multiply_scores(r, shared, lane, c)
+    cuda.syncthreads()  # nobody reads the dS of the tile before any more
+    if works:
+        for _ in range(QUERIES // 16 - 1):  # dk's product of one round and S of the next are one stretch of code
+            add_keys(r, shared, lane)
+            lane = next_round(lane)
+            multiply_scores(r, shared, lane, c)
+        add_keys(r, shared, lane)
 
 
 @cuda.jit(device=True, forceinline=True)
-def sum_dq(accumulators, dq, k_tile, problem, first, exist, fresh, t):
+def sum_dq(accumulators, dq, k_tile, problem, first, exist, fresh, is_partial, t):
     """dq of a tile of queries, summed over the block's keys: the warp's 16 queries, and its part of the columns."""
-    lane, group, side = int32(t % WARP), int32(t // WARP % 4), int32(t // (4 * WARP))
+    lane, group, side = int32(t % WARP), int32(t // WARP % GROUPS), int32(t // WARP // GROUPS)
     ds_rows = k_tile + int32(DS + by_chunk(lane, DS_PITCH) + group * 32)  # dS of the warp's 16 queries
     k_columns = k_tile + int32(by_row(lane, PITCH) + side * (PAIRS * 32))  # its part of k's columns
     if first + group * 16 < problem.T:
         last = NINTH and side == PARTS - 1
         clear(accumulators, DQ)
-        add_dq(accumulators, ds_rows, k_columns, min(exist, int32(KEYS)), PITCH, PAIRS, last)
-        query = int32(first + group * 16 + lane // 4 + lane % 2 * 8)
+        add_dq(accumulators, ds_rows, k_columns, exist, KEYS, PITCH, PAIRS, last)
         at = (opaque(cuda.blockIdx.x) * cuda.gridDim.z + cuda.blockIdx.z) * problem.T * problem.dq_row
         at += cuda.blockIdx.y * problem.dq_head  # of the head's dq
-        at += query * problem.dq_row + int32(side * (PAIRS * 16) + lane % 4 // 2 * 4)
-        for n in range(2 * PAIRS):
-            write_dq(dq, at + 8 * n, query < problem.T, accumulators, 4 * n, problem.scale, fresh, lane)
+        query = int32(first + group * 16 + lane // 4 + lane % 2 * 8)
+        row = at + query * problem.dq_row + int32(side * (PAIRS * 16) + lane % 4 // 2 * 4)
+        if is_partial:
+            above = int32(first + group * 16 + lane // 4)
+            at += above * problem.dq_row + int32(side * (PAIRS * 16) + lane % 4 * 4)
+            below = at + 8 * problem.dq_row
+            for n in range(PAIRS):
+                write_partial(dq, at + 16 * n, above < problem.T, accumulators, 8 * n, problem.scale, fresh)
+                write_partial(dq, below + 16 * n, above + 8 < problem.T, accumulators, 8 * n + 2, problem.scale, fresh)
+        else:
+            for n in range(2 * PAIRS):
+                write_dq(dq, row + 8 * n, query < problem.T, accumulators, 4 * n, problem.scale, fresh, lane)
         if last:
-            write_dq(dq, at + 16 * PAIRS, query < problem.T, accumulators, 8 * PAIRS, problem.scale, fresh, lane)
+            write_dq(dq, row + 16 * PAIRS, query < problem.T, accumulators, 8 * PAIRS, problem.scale, fresh, lane)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -348,13 +451,11 @@ def write_keys(r, shared, dqkv, start, problem, first_key, t):
 # The kernel -----------------------------------------------------------------------------------------------------------
 
 @requires("8.0")
-def flash_attention_backward_kernel_v3(dy, qkv, logsumexp, D, dqkv, dq, problem, y, own_sums):
+def flash_attention_backward_kernel_v3(dy, qkv, logsumexp, D, dqkv, dq, problem, y, own_sums, is_partial, c):
     shared = cuda.shared.array(0, "uint8", alignment=128)
     k_tile = shared_address(shared)
     t = int32(cuda.threadIdx.x)
     T, width, part = problem.T, problem.width, problem.part
-    head = head_of(problem, HS)
-    c = float32(problem.scale * LOG2_E)
     r = Registers(cuda.local.array(LEFT, "uint32"), cuda.local.array(LEFT, "uint32"),
                   cuda.local.array(WORDS, "uint32"), cuda.local.array(SCORES, "float32"),
                   cuda.local.array(SCORES, "float32"), cuda.local.array(TOTALS, "float32"),
@@ -364,6 +465,7 @@ def flash_attention_backward_kernel_v3(dy, qkv, logsumexp, D, dqkv, dq, problem,
     fresh = True  # the chunk's first tile of keys finds nothing to add to
     while first_key < end:
         exist = int32(T - first_key)  # keys of the tile, or more
+        head = head_again(problem)
         at = head.start + part + first_key * width
         cuda.syncthreads()  # nobody needs the tiles of the round before
         t_start = opaque(t)
@@ -376,33 +478,40 @@ def flash_attention_backward_kernel_v3(dy, qkv, logsumexp, D, dqkv, dq, problem,
             cuda.syncthreads()  # D is there for all threads of the block
         fetch_numbers(k_tile + (STAGES + ROW_NUMBERS), logsumexp, D, head.numbers_start, T, t_start)
         cp_async_commit()
+        if QUERIES < T:
+            fetch_queries(k_tile + (STAGES + STAGE), qkv, dy, head, problem, int32(QUERIES), T - QUERIES, t_start)
+            fetch_numbers(k_tile + (STAGES + STAGE + ROW_NUMBERS), logsumexp, D, head.numbers_start + QUERIES,
+                          T - QUERIES, t_start)
+        cp_async_commit()
         clear(r.dk, TOTALS)
         clear(r.dv, TOTALS)
         stage = int32(STAGES)
+        cp_async_wait(1)  # this thread's part of the first tile is there
+        cuda.syncthreads()  # so is everybody's
         while first < T:
-            cp_async_wait(0)  # this thread's part of the tile is there
-            cuda.syncthreads()  # so is everybody's, and nobody reads the other stage, or dS, any more
-            ahead = int32(first + QUERIES)
+            add_queries(r, shared, k_tile, stage, first, exist, c, opaque(t))
+            cp_async_wait(0)  # this thread's part of the next tile is there
+            cuda.syncthreads()  # so is everybody's; dS is complete, and this tile is no longer read
+            ahead = int32(first + 2 * QUERIES)
             if ahead < T:
-                other = k_tile + int32(2 * STAGES + STAGE - stage)
                 t_next = opaque(t)
-                fetch_queries(other, qkv, dy, head, problem, ahead, T - ahead, t_next)
-                fetch_numbers(other + ROW_NUMBERS, logsumexp, D, head.numbers_start + ahead, T - ahead, t_next)
+                again = head_again(problem)
+                fetch_queries(k_tile + stage, qkv, dy, again, problem, ahead, T - ahead, t_next)
+                fetch_numbers(k_tile + stage + ROW_NUMBERS, logsumexp, D, again.numbers_start + ahead, T - ahead,
+                              t_next)
                 cp_async_commit()
-            add_queries(r, shared, k_tile, stage, first, T, exist, c, opaque(t))
-            cuda.syncthreads()  # dS is complete
-            sum_dq(r.dq, dq, k_tile, problem, first, exist, fresh, opaque(t))
+            sum_dq(r.dq, dq, k_tile, problem, first, exist, fresh, is_partial, opaque(t))
             stage = int32(2 * STAGES + STAGE - stage)
-            first = ahead
+            first = int32(first + QUERIES)
 
         cuda.syncthreads()  # k is no longer read: a warp's rows of k and v take its dk and dv on their way
-        write_keys(r, shared, dqkv, head.start, problem, first_key, opaque(t))
+        write_keys(r, shared, dqkv, head_again(problem).start, problem, first_key, opaque(t))
         first_key = int32(first_key + KEYS)
         fresh = False
 
 
 def make_backward(HS, M, WARPS):
     """The kernel for one head size, `WARPS` warps and M fragments of 16 keys a warp."""
-    blocks = 1 if M == 2 else 3 if HS == 32 else 2  # on a multiprocessor: at most 168 registers a thread, or 255
+    blocks = 1 if WARPS == 8 else 3 if HS == 32 else 2  # on a multiprocessor: at most 168 registers a thread, or 255
     return specialise(flash_attention_backward_kernel_v3, launch_bounds=(WARP * WARPS, blocks), HS=HS, M=M, WARPS=WARPS,
                       name=f"flash_attention_backward_kernel_v3_{HS}_{16 * M * WARPS}")

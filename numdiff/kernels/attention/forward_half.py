@@ -5,11 +5,12 @@ WHAT IS NEW, AND WHY IT PAYS
     or 32 queries: q's fragments stay in its registers, and a fragment of k or v from shared memory serves all of them.
     Probabilities never leave the registers: the accumulators of S are packed as the left side of P·v.
     cp.async brings the next tile of k and v into the other of two stages while this one is multiplied.
+    Outputs are multiplied by 2^(old maximum − new) only where a maximum of the warp has grown, seldom after some tiles.
     What is left is the softmax. For each score: one multiply-add, one power of two, one addition, half a conversion;
     maxima and sums of a row go through two shuffles, for only four lanes share it.
 LAUNCH
     grid (ceil(T / queries), heads, B), 4 warps for 64 or 128 queries. Dynamic shared memory, KiB: q and two stages of
-    k and v; 64 queries: 25 (HS 32) or 45; 128: 30 or 54.
+    k and v; 64 queries: 25 (HS 32), 45 or 51 (HS 128, tiles of 32 keys); 128: 30, 54 or 68.
 ACCURACY
     q, k, v and P are float16, S, m, l and o float32.
 DETERMINISM
@@ -45,8 +46,6 @@ from .fragments import (
 
 WARPS = 4
 THREADS = WARP * WARPS
-KEYS = 64  # of a tile
-N = KEYS // 8  # fragments of scores side by side
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -89,28 +88,42 @@ def sum_of_row(l):
 
 
 @cuda.jit(device=True, forceinline=True)
-def online_softmax(s, o, largest, l, M, C, c):
+def online_softmax(s, o, largest, l, shrink, M, N, C, c):
     """The scores of M · 16 queries and a tile of keys become probabilities, and what was summed is corrected.
 
-    largest, l: for each of a lane's 2·M queries the maximum so far, and the lane's share of the sum
-    C: fragments of outputs side by side
+    largest, l: for each of a lane's 2·M queries the maximum so far, and the lane's share of the sum; shrink: for words
+    N, C: fragments of scores, and of outputs, side by side
+
+    After the first tiles maxima seldom grow: where none of the warp's has, every factor is 1 and nothing is multiplied.
     """
+    grows = False
     for m in range(M):
         for half in range(2):
-            first = 4 * N * m + 2 * half
             old = largest[2 * m + half]
-            new = largest_of_row(s, N, first, old)
-            shrink = power_of_two(c * old - c * new)
+            new = largest_of_row(s, N, 4 * N * m + 2 * half, old)
+            shrink[2 * m + half] = power_of_two(c * old - c * new)
             largest[2 * m + half] = new
-            l[2 * m + half] = l[2 * m + half] * shrink + exponentials(s, N, first, c, c * new)
-            for n in range(C):
-                at = (m * C + n) * 4 + 2 * half
-                o[at], o[at + 1] = o[at] * shrink, o[at + 1] * shrink
+            grows = grows | (new > old)
+    if cuda.any_sync(FULL_MASK, grows):
+        for m in range(M):
+            for half in range(2):
+                l[2 * m + half] *= shrink[2 * m + half]
+                for n in range(C):
+                    at = (m * C + n) * 4 + 2 * half
+                    o[at], o[at + 1] = o[at] * shrink[2 * m + half], o[at + 1] * shrink[2 * m + half]
+    for m in range(M):
+        for half in range(2):
+            l[2 * m + half] += exponentials(s, N, 4 * N * m + 2 * half, c, c * largest[2 * m + half])
+
+
+def keys_of(HS):
+    """Keys of a tile: as many scores as registers leave room for."""
+    return 64 if HS <= 72 else 32
 
 
 def shared_bytes(HS, M):
     """q and two stages of k and v."""
-    return (16 * M * WARPS + 4 * KEYS) * pitch_of(HS)
+    return (16 * M * WARPS + 4 * keys_of(HS)) * pitch_of(HS)
 
 
 # The kernel's parts ---------------------------------------------------------------------------------------------------
@@ -118,18 +131,21 @@ def shared_bytes(HS, M):
 HS = Constant()  # channels of a head
 M = Constant()  # fragments of 16 queries of a warp
 PITCH = Constant(lambda HS: pitch_of(HS))
+KEYS = Constant(lambda HS: keys_of(HS))
+N = Constant(lambda KEYS: KEYS // 8)  # fragments of scores side by side
+KEEP_Q = Constant(lambda HS: HS <= 72)  # whether q's fragments stay in registers
 ROWS = Constant(lambda M: 16 * M)  # queries of a warp
 QUERIES = Constant(lambda M: 16 * M * WARPS)
 C = Constant(lambda HS: HS // 8)  # fragments of outputs side by side
-LEFT = Constant(lambda HS, M: M * (HS // 16 * 4 + HS % 16 // 4))  # words of q in a lane
-SCORES, OUTPUTS = Constant(lambda M: M * N * 4), Constant(lambda HS, M: M * HS // 2)
+LEFT = Constant(lambda HS, M: M * (HS // 16 * 4 + HS % 16 // 4) if HS <= 72 else M * 4)  # words of q in a lane
+SCORES, OUTPUTS = Constant(lambda M, N: M * N * 4), Constant(lambda HS, M: M * HS // 2)
 WORDS, PAIRS = Constant(lambda M: M * 4), Constant(lambda M: M * 2)
-STAGE = Constant(lambda PITCH: 2 * KEYS * PITCH)  # bytes of k, then v
+STAGE = Constant(lambda KEYS, PITCH: 2 * KEYS * PITCH)  # bytes of k, then v
 STAGES = Constant(lambda QUERIES, PITCH: QUERIES * PITCH)  # where they begin: after q
 
 
 class Registers(NamedTuple):
-    """A lane's: fragments of q; S; the outputs; packed probabilities; maxima and sums of its queries."""
+    """A lane's: fragments of q; S; the outputs; packed probabilities; maxima and sums of its queries, and factors."""
 
     q: object
     s: object
@@ -137,6 +153,7 @@ class Registers(NamedTuple):
     p: object
     largest: object
     l: object
+    shrink: object
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -150,12 +167,18 @@ def fetch_keys(stage, qkv, start, part, width, first, T, t):
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_queries(r, k_tile, row_place, chunk_place):
+def multiply_queries(r, q_rows, k_tile, row_place, chunk_place):
     """S = q·kᵀ of the warp's queries and a tile of keys."""
     clear(r.s, SCORES)
-    for n in range(0, N, 2):
-        rows = k_tile + n * 8 * PITCH
-        multiply_rows(r.s, n, N, r.q, rows + chunk_place, rows + row_place, M, HS)
+    if KEEP_Q:
+        for n in range(0, N, 2):
+            rows = k_tile + n * 8 * PITCH
+            multiply_rows(r.s, n, N, r.q, rows + chunk_place, rows + row_place, M, HS)
+    else:
+        for step in range(HS // 16):
+            load_left(r.q, q_rows + int32(step * 32), M, PITCH, 16)
+            for n in range(0, N, 2):
+                multiply_rows(r.s, n, N, r.q, k_tile + int32(n * 8 * PITCH + step * 32) + chunk_place, row_place, M, 16)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -203,7 +226,8 @@ def flash_attention_forward_kernel_v3(qkv, y, logsumexp, T, width, head_step, pa
 
     r = Registers(cuda.local.array(LEFT, "uint32"), cuda.local.array(SCORES, "float32"),
                   cuda.local.array(OUTPUTS, "float32"), cuda.local.array(WORDS, "uint32"),
-                  cuda.local.array(PAIRS, "float32"), cuda.local.array(PAIRS, "float32"))
+                  cuda.local.array(PAIRS, "float32"), cuda.local.array(PAIRS, "float32"),
+                  cuda.local.array(PAIRS, "float32"))
     clear(r.o, OUTPUTS)
     for i in range(PAIRS):
         r.largest[i], r.l[i] = LOWEST, float32(0)
@@ -218,13 +242,14 @@ def flash_attention_forward_kernel_v3(qkv, y, logsumexp, T, width, head_step, pa
         if ahead < T:
             fetch_keys(q_tile + int32(2 * STAGES + STAGE - stage), qkv, start, part, width, ahead, T, opaque(t))
         if first_query + warp * ROWS < T:  # the warp has queries
-            if first == 0:
-                load_left(r.q, q_tile + int32(warp * ROWS * PITCH + row_place), M, PITCH, HS)
+            q_rows = q_tile + int32(warp * ROWS * PITCH + row_place)
+            if KEEP_Q and first == 0:
+                load_left(r.q, q_rows, M, PITCH, HS)
             k_tile = q_tile + stage
-            multiply_queries(r, k_tile, row_place, chunk_place)
+            multiply_queries(r, q_rows, k_tile, row_place, chunk_place)
             if ahead > T:
                 hide_keys(r.s, M, N, T - first, lane)
-            online_softmax(r.s, r.o, r.largest, r.l, M, C, c)
+            online_softmax(r.s, r.o, r.largest, r.l, r.shrink, M, N, C, c)
             add_values(r, k_tile + int32(KEYS * PITCH + row_place))
         stage = int32(2 * STAGES + STAGE - stage)
         first = ahead
@@ -235,6 +260,6 @@ def flash_attention_forward_kernel_v3(qkv, y, logsumexp, T, width, head_step, pa
 
 def make_forward(HS, M):
     """The kernel for one head size and M fragments of 16 queries a warp."""
-    blocks = 2 if M == 2 else 3  # on a multiprocessor: at most 255, or 168, registers a thread
+    blocks = 2 if M == 2 or HS > 72 else 3  # on a multiprocessor: at most 255, or 168, registers a thread
     return specialise(flash_attention_forward_kernel_v3, launch_bounds=(THREADS, blocks), HS=HS, M=M,
                       name=f"flash_attention_forward_kernel_v3_{HS}_{16 * M * WARPS}")

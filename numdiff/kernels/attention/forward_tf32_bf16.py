@@ -22,7 +22,7 @@ from ...device.limits import WARP
 from ...device.requires import requires
 from ...device.specialise import Constant, specialise
 from .forward import LN_2, LOG2_E, LOWEST
-from .forward_half import KEYS, N, hide_keys, online_softmax, sum_of_row
+from .forward_half import hide_keys, online_softmax, sum_of_row
 from .fragments import by_chunk, by_row, clear
 from .tf32_bf16 import (
     add_accumulators,
@@ -40,6 +40,8 @@ WARPS = 4
 THREADS = WARP * WARPS
 ROWS = 16  # queries of a warp
 QUERIES = ROWS * WARPS
+KEYS = 64  # of a tile
+N = KEYS // 8  # fragments of scores side by side
 
 
 def shared_bytes(HS):
@@ -108,6 +110,7 @@ def flash_attention_forward_kernel_v4(qkv, y, logsumexp, T, width, head_step, pa
     tile = cuda.local.array(OUTPUTS, "float32")
     largest = cuda.local.array(2, "float32")
     l = cuda.local.array(2, "float32")
+    shrink = cuda.local.array(2, "float32")
     clear(o, OUTPUTS)
     for i in range(2):
         largest[i], l[i] = LOWEST, float32(0)
@@ -129,7 +132,7 @@ def flash_attention_forward_kernel_v4(qkv, y, logsumexp, T, width, head_step, pa
             fetch_tile(q_tile + K, qkv, k_start, width, ahead, T, opaque_thread(t))
         if ahead > T:
             hide_keys(s, 1, N, T - first, opaque(lane))
-        online_softmax(s, o, largest, l, 1, C, c)
+        online_softmax(s, o, largest, l, shrink, 1, N, C, c)
         add_values(o, tile, s, shared, v_at)
         first = ahead
 

@@ -16,8 +16,8 @@ SOURCE
 READ NEXT
     forward_half.py
 """
-from ...device import cuda, float32, int32, store4
-from ...device.async_copy import cp_async_16_zfill
+from ...device import cuda, float32, int32, int64, store4, uint32
+from ...device.async_copy import cp_async_16, cp_async_16_zfill
 from ...device.limits import FULL_MASK, WARP
 from ...device.tensor_core import (
     ldmatrix_x2,
@@ -52,11 +52,15 @@ def fetch_rows(tile, pitch, x, start, step, exist, rows, HS, t, threads):
     chunks = int32(HS // 16 * 2)
     apart = int32(threads // chunks)
     row, chunk = int32(t // chunks), int32(t % chunks)
-    to = tile + int32(row * pitch + chunk * CHUNK)
-    at = start + int32(row * step + chunk * HALVES)
-    for i in range(rows // apart):
-        cp_async_16_zfill(to + int32(i * apart * pitch), x, at + int32(i * apart * step),
-                          int32(CHUNK) if row + i * apart < exist else int32(0))
+    to = uint32(tile + int32(row * pitch + chunk * CHUNK))
+    at, apart_step = int64(start + int32(row * step + chunk * HALVES)), int64(int32(apart * step))
+    if exist >= rows:
+        for i in range(rows // apart):
+            cp_async_16(to + uint32(i * apart * pitch), x, at + i * apart_step)
+    else:
+        for i in range(rows // apart):
+            cp_async_16_zfill(to + uint32(i * apart * pitch), x, at + i * apart_step,
+                              uint32(CHUNK) if row + i * apart < exist else uint32(0))
     if HS % 16:
         for i in range((rows + threads - 1) // threads):
             row = int32(t + i * threads)

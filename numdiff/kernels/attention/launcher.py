@@ -6,7 +6,7 @@ THE CHOICES
                head sizes that have no kernels here
     forward    queries a block, 64 or 128: whichever ends sooner, counting rows of queries a multiprocessor
     backward   chunks of keys: as many as end soonest, counting tiles of keys a multiprocessor; version 3 has tiles of
-               64 or 256 keys, version 5 of 256
+               64 or 256 keys, 128 for heads of 128, version 5 of 256
 LAYOUT
     q of a head starts `head_step` after that of the head before; its k is `part` after q, its v `part` after k.
 SOURCE
@@ -39,11 +39,13 @@ from . import (
     simple,
 )
 from .backward_hopper import kernel as backward_hopper
+from .forward import LOG2_E
 from .patches import KEYS
 from .reference import flash_attention_backward_reference, flash_attention_forward_reference
 from .unfused import check
 
 HEAD_SIZES = 32, 64, 72
+WIDE_HEADS = 128,  # of version 3 alone
 SMALL_BLOCK = 1.2  # time of a row in a block of 64 queries, for 1 in one of 128: it shares its keys with fewer
 FEW_TOKENS = 64  # up to which version 3 wastes less: version 5's tiles have 128 rows and more
 CHUNK = 0.1  # tiles' worth of work that a chunk costs: its dq is written apart, and read to be added
@@ -52,9 +54,11 @@ simple_kernels = {(HS, name): kernel for HS in HEAD_SIZES
                   for name, kernel in zip(("forward", "dq", "dkv"), simple.make_kernels(HS), strict=True)}
 forward_kernels_v2 = Variants(itertools.product(HEAD_SIZES, (4, 2)), lambda key: forward.make_forward(*key))
 backward_kernels_v2 = Variants(HEAD_SIZES, backward.make_backward)
-forward_kernels_v3 = Variants(itertools.product(HEAD_SIZES, (1, 2)), lambda key: forward_half.make_forward(*key))
-backward_kernels_v3 = Variants(((HS, *shape) for HS in HEAD_SIZES for shape in ((1, 4), (2, 8))),  # fragments of keys
-                               lambda key: backward_half.make_backward(*key))                      # a warp, and warps
+forward_kernels_v3 = Variants(itertools.product(HEAD_SIZES + WIDE_HEADS, (1, 2)),
+                              lambda key: forward_half.make_forward(*key))
+backward_kernels_v3 = Variants([*((HS, *shape) for HS in HEAD_SIZES for shape in ((1, 4), (2, 8))), (128, 1, 4),
+                                (128, 1, 8)],  # head size, fragments of keys a warp, warps
+                               lambda key: backward_half.make_backward(*key))
 forward_kernels_v4 = Variants(HEAD_SIZES, forward_tf32_bf16.make_forward)
 backward_kernels_v4 = Variants(HEAD_SIZES, backward_tf32_bf16.make_backward)
 
@@ -104,13 +108,16 @@ def choose_queries(batch, T, multiprocessors):
 
 def choose_tile(HS, T, limit):
     """(fragments of keys a warp, warps) of a block of version 3's backward; None if neither finds the shared memory."""
-    fit = [shape for shape in ((1, 4), (2, 8)) if backward_half.shared_bytes(HS, *shape) <= limit]
+    fit = [shape for shape in ((1, 4), (1, 8), (2, 8)) if (HS, *shape) in backward_kernels_v3
+           and backward_half.shared_bytes(HS, *shape) <= limit]
     return None if not fit else fit[0] if T <= KEYS else fit[-1]
 
 
 def fitting(version, HS, array):
     """Whether both passes of a version run on the array's device."""
     limit = shared_limit(array)
+    if HS in WIDE_HEADS and version != 3:
+        return False
     if version == 2:
         return 4 * backward.shared_floats(HS) <= limit
     if version == 5:
@@ -129,7 +136,10 @@ def flash_attention_supports(qkv, heads):
     if not is_device(qkv):
         return True
     HS = qkv.shape[2] // (3 * heads)
-    return HS in HEAD_SIZES and any(fitting(v, HS, qkv) for v in ((3,) if is_half(qkv.dtype) else (2, 4)))
+    if HS in WIDE_HEADS and capped("flash_attention", 3) != 3:
+        return False
+    return HS in HEAD_SIZES + WIDE_HEADS and any(
+        fitting(v, HS, qkv) for v in ((3,) if is_half(qkv.dtype) else (2, 4)))
 
 
 def prepare(version, arrays, heads):
@@ -141,9 +151,9 @@ def prepare(version, arrays, heads):
             or any(a.dtype != np.float32 for a in arrays[3:]):
         raise ValueError("on a GPU, flash attention takes qkv, dy and y all float32, float16 or bfloat16, and "
                          f"logsumexp float32, not {', '.join(str(a.dtype) for a in arrays)}; use cast_forward first")
-    if HS not in HEAD_SIZES:
-        raise ValueError(f"flash attention has kernels for heads of 32, 64 and 72 channels, not {HS}; use "
-                         "attention_forward and attention_backward")
+    if HS not in HEAD_SIZES and not flash_attention_supports(qkv, heads):
+        raise ValueError("flash attention has kernels for heads of 32, 64 and 72 channels, and in 16 bits from "
+                         f"capability 8.0 on of 128, not {HS}; use attention_forward and attention_backward")
     if max(B, heads) > MAX_BLOCKS_YZ or T * width >= MAX_ELEMENTS:
         raise TooManyElementsError(f"qkv {qkv.shape} with {heads} heads is more than one launch can count; split the "
                                    "batch")
@@ -156,7 +166,8 @@ def prepare(version, arrays, heads):
                          f"{'1, 3 or 5' if half else '1, 2 or 4'}")
     if not fitting(version, HS, qkv):
         if version == 5:
-            raise ValueError("version 5 (hopper) needs a device of capability 9.0; use version=3")
+            raise ValueError("version 5 (hopper) needs a device of capability 9.0, and heads of at most 72 channels; "
+                             "use version=3")
         raise ValueError(f"version {label('flash_attention', version)} needs more shared memory for heads of {HS} "
                          "channels than a block may have on this device, or a device of capability 8.0; use version=1")
     if version > 1 and any(a.offset % 16 for a in arrays):
@@ -207,12 +218,12 @@ def place_of_dq(dqkv, chunks, apart, heads, HS, head_step):
     return empty((chunks * B * T * heads * HS,), np.float32, like=dqkv), heads * HS, HS
 
 
-def add_chunks(dq, dqkv, chunks, heads, HS, head_step):
+def add_chunks(dq, dqkv, chunks, heads, HS, head_step, kernel=backward.add_chunks_kernel):
     """The chunks' sums, added in their order, become dqkv's dq."""
     B, T, width = dqkv.shape
     size = B * T * heads * HS
-    launch(backward.add_chunks_kernel, -(-size // (4 * backward.THREADS)), backward.THREADS, dq, dqkv.reshape(-1), size,
-           chunks, width, head_step, heads, HS)
+    launch(kernel, -(-size // (4 * backward.THREADS)), backward.THREADS, dq, dqkv.reshape(-1), size, chunks, width,
+           head_step, heads, HS)
 
 
 @versions_by_name(asks=True)
@@ -267,7 +278,8 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
     dq, *dq_steps = place_of_dq(dqkv, chunks, apart, heads, HS, head_step)
     problem = backward.Problem(T, width, head_step, part, *dq_steps, chunk_tiles, scale)
     launch(in_bfloat16(kernel, qkv.dtype), (chunks, heads, B), WARP * warps, *arrays, dq, problem,
-           *((flat_y, int(own_sums)) if version == 3 else ()), shared=nbytes)
+           *((flat_y, int(own_sums), int(apart), scale * LOG2_E) if version == 3 else ()), shared=nbytes)
     if apart:
-        add_chunks(dq, dqkv, chunks, heads, HS, head_step)
+        kernel = backward_half.add_partials_kernel if version == 3 else backward.add_chunks_kernel
+        add_chunks(dq, dqkv, chunks, heads, HS, head_step, in_bfloat16(kernel, dqkv.dtype))
     return dqkv

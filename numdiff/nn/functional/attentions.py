@@ -2,9 +2,9 @@
 import numpy as np
 
 from ... import kernels as K
-from ...device import AnyArray
+from ...device import AnyArray, is_device
 from ...dtypes import is_half
-from ...kernels.attention import HEAD_SIZES, flash_attention_supports
+from ...kernels.attention import HEAD_SIZES, WIDE_HEADS, flash_attention_supports
 from ..parameter import Parameter
 from ..recording import is_recording
 from ..tensor import Tensor, record
@@ -15,7 +15,8 @@ from .gradients import gradient_of, trains
 def attention(qkv: Tensor, heads: int, order: str = "legacy") -> Tensor:
     """Self-attention of packed qkv (B, T, 3C) -> (B, T, C); `order`: "legacy" (head, qkv, channel) or "new"."""
     saved = qkv.data
-    flash = saved.shape[-1] // (3 * heads) in HEAD_SIZES and flash_attention_supports(saved, heads)
+    size = saved.shape[-1] // (3 * heads)
+    flash = (size in HEAD_SIZES or size in WIDE_HEADS and is_device(saved)) and flash_attention_supports(saved, heads)
     if is_half(saved.dtype) and not flash:
         return cast(attention(cast(qkv, np.float32), heads, order), saved.dtype)
     if flash:
