@@ -135,6 +135,13 @@ def _kind(table, a, b):
     return table.get((LETTER.get(a.__class__), LETTER.get(b.__class__)))
 
 
+def unified(value, other):
+    """A number in the type that it has in common with one of a letter."""
+    mine = LETTER.get(value.__class__)
+    kind = mine and UNIFIED[mine, other]
+    return value if kind == mine else convert(value, kind)
+
+
 # + - * / -------------------------------------------------------------------------------------------------------------
 
 def _mixed(function, a, b):

@@ -90,7 +90,7 @@ class Linking:
         """The names that rewritten code calls."""
         helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
                    "__unsupported": unsupported, "__literal": values.literal, "__constant": constant,
-                   "__method": method, "__range": any_range, "__zip": zipped}
+                   "__method": method, "__range": any_range, "__zip": zipped, "__unified": arithmetic.unified}
         operations = {f"__{name}": function for name, function in (*arithmetic.OPERATIONS.items(),
                                                                    *arithmetic.COMPARISONS.items())}
         if not self.checked:

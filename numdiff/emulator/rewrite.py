@@ -313,6 +313,18 @@ class Rewriter(ast.NodeTransformer):
                 ast.Call(ast.Name(f"__{type(node.op).__name__}", ast.Load()), [node.operand], []), node)
         return node
 
+    def visit_IfExp(self, node):
+        """Both branches get one type; where one is a number that is written down, the other is converted here."""
+        known = self.integers is not None and None not in map(self.integers.of, (node.body, node.orelse))
+        numbers = literal_of(node.body), literal_of(node.orelse)
+        self.generic_visit(node)
+        for branch, number in (("orelse", numbers[0]), ("body", numbers[1])):
+            if number is not None and not known:
+                kind = ast.Constant("d" if isinstance(number, float) else "l")
+                value = self.call("__unified", (getattr(node, branch), kind), node, with_site=False)
+                setattr(node, branch, value)
+        return node
+
     def visit_Compare(self, node):
         """Comparisons of what may be numbers of two types; a < b < c becomes two of them."""
         native = getattr(node, "native", False) or not all(type(op).__name__ in COMPARISONS for op in node.ops) or any(

@@ -8,7 +8,6 @@ import numba
 import numpy as np
 import pytest
 from numba import cuda, float32, int32
-from numba.cuda import float32x3 as cuda_float3
 from numba.cuda.cg import this_grid
 from numba.cuda.random import xoroshiro128p_dtype, xoroshiro128p_uniform_float32
 
@@ -700,11 +699,6 @@ def draws_on_the_host(x):
 
 
 @cuda.jit
-def takes_a_vector(x):
-    x[0] = cuda_float3(x[0], x[0], x[0]).x  # vector
-
-
-@cuda.jit
 def takes_a_partial(x):
     x[0] = part_of_hypot(x[0])  # partial
 
@@ -719,7 +713,6 @@ def small_atomic(x):
     (shape_of_the_block, (), "compile \\(4, cuda.blockDim.x\\) as the shape of a local array", "block's shape"),
     (computed_shape, (), "does not compile \\(TPB, TPB \\+ 1\\)", "computed shape"),
     (draws_on_the_host, (), "np.random in a kernel: use numba.cuda.random", "np.random"),
-    (takes_a_vector, (), "does not know float32x3", "vector"),
     (takes_a_partial, (), "functools.partial, which part_of_hypot is", "partial"),
     (small_atomic, (), "no cuda.atomic.add of uint8: its types are int32, ", "uint8")])
 def test_what_numba_does_not_compile_is_refused_by_name_and_line(gpu, kernel, more, text, mark):

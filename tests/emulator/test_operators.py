@@ -136,6 +136,21 @@ def test_chains_of_comparisons():
     assert out.tolist() == [11, 1, 10, 10, 10]
 
 
+def test_both_branches_of_an_expression_have_one_type():
+    """float32 and a literal integer are a float64, as Numba infers it; a bare literal stays what it is."""
+    def kernel(x, n, out):
+        a = x[0] if n[0] else 0
+        b = 0.0 if n[1] else x[0]
+        c = n[0] if n[0] else -1
+        out[0], out[1] = a * x[1], b * x[1]
+        out[2], out[3] = c - 8, (1 if n[0] else 0) / 4
+    x, n, out = np.array([0.1, 0.3], np.float32), np.array([7, 0], np.uint32), np.zeros(4)
+    for checks in (True, False):
+        Emulator(checks=checks, float64=True).launch(kernel, 1, 1, x, n, out)
+        product = float(x[0]) * float(x[1])
+        assert out.tolist() == [product, product, -1, 0.25] and product != float(x[0] * x[1])
+
+
 def remainder(x, y):
     """NVVM's remainder, whose product and difference are rounded once, and Python's sign; of float32."""
     size = np.float32(abs(y))
