@@ -4,9 +4,9 @@ One body serves all. On the CPU engine it holds the reference's float32 against 
 tiny shapes, its threads taking turns in another order at each launch) and on a GPU the kernels are held against the
 float64 reference; on `launch` the launchers run, without their kernels, on the shapes that the emulator does not take;
 on `ptx`, which is of the exhaustive part, they run on all of them, and every kernel is compiled.
-
-What cannot run is no test: see `where` for what an engine cannot do, and `needs` for what a machine does not have,
-which is said once, at the end of a run. README.md, beside this file, says which tests are of the exhaustive part.
+An engine or machine that cannot run a test leaves it out: see `where` for what an engine cannot do, and `needs` for
+what a machine does not have, which is reported once, at the end of a run. README.md in this folder says which tests
+are of the exhaustive part.
 """
 import collections
 import contextlib
@@ -66,7 +66,7 @@ IN_MEMORY, ROOM = "/dev/shm", 2 << 30  # a folder, and bytes that it must have f
 def pytest_configure(config):
     kept.begin(config)
     if not config.option.basetemp and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)  # nobody waits for a disk
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)  # no test waits for a disk
 
 
 def pytest_collection(session):
@@ -79,7 +79,7 @@ def pytest_collection(session):
     if int(worker.removeprefix("gw")) % 2 and session.config.args == session.config.getini("testpaths"):
         root = session.config.rootpath
         for path in sorted((root / "tests").rglob("test_*.py"), reverse=True):
-            with contextlib.suppress(Exception):  # collecting tells what is wrong
+            with contextlib.suppress(Exception):  # collecting reports the error
                 importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
@@ -220,7 +220,7 @@ ALL_CORES = "device", "distributed", "kernels"  # folders whose tests share a ba
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_core(request):
-    """Beside other workers a test computes on one core: two threads that wait for each other take longer, and on a
+    """With several workers a test computes on one core: two threads that wait for each other take longer, and on a
     machine with many cores each worker would have as many. ALL_CORES show that the parts of a batch are its whole."""
     folder = request.path.relative_to(pathlib.Path(__file__).parent).parts[0]
     device_module.share_cores(1 if hasattr(request.config, "workerinput") and folder not in ALL_CORES else None)

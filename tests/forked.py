@@ -84,7 +84,7 @@ def inherits(number):
 
 
 def server(path):
-    """Forks for whoever asks, until its input ends; what is forked returns (arguments of Python's)."""
+    """Forks on each request, until its input ends; what is forked returns (arguments of Python's)."""
     import gc
     import importlib
     for name in IMPORTED:

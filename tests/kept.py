@@ -1,9 +1,8 @@
-"""What compilers say, and what bits kernels gave, kept for all workers and for the next run under a digest of all that
-it comes from.
+"""Compilers' logs and kernels' result bits, kept for all workers and for the next run under a digest of their inputs.
 
-That is the kernel's source, with that of all functions it calls and files it imports, and the constants it was made
-with; the compilers' versions; what was asked. It lies in pytest's cache (`pytest --cache-clear` empties it), where
-what a fortnight has not used goes.
+The inputs are the kernel's source, with that of all functions it calls and files it imports, and its constants; the
+compilers' versions; the question. It is stored in pytest's cache (`pytest --cache-clear` empties it), which drops
+entries that have not been used for a fortnight.
 """
 import contextlib
 import functools

@@ -58,10 +58,10 @@ def parts(lines):
 def unexplained(before, now, changelog):
     """Names of the lines `before` that `now` lacks and that no `…` of the changelog is: `Denoiser(watch=)`, in full or
     from any of its dots on."""
-    told = set(re.findall(r"`([^`\n]+)`", changelog))
+    mentioned = set(re.findall(r"`([^`\n]+)`", changelog))
     gone = sorted(set(parts(before)) - set(parts(now)))
     words = {name: name.partition("(")[0].split(".") for name in gone}
-    return [name for name in gone if not told & {
+    return [name for name in gone if not mentioned & {
         ".".join(words[name][i:]) + name[len(".".join(words[name])):] for i in range(len(words[name]))}
         and not any(name.startswith((f"{other}(", f"{other}.")) for other in gone if other != name)]
 

@@ -150,9 +150,9 @@ def test_what_comes_from_files_is_shown_visibly(tmp_path):
         assert printable(text) == text
     assert printable("\udc80") == "\\udc80" and printable("x" * 9, 4) == "xxxx…"
     assert str(NumdiffError(f"no class {NASTY}")).count("\x1b") == 0
-    told = []
-    visibly(told.append)(NASTY)
-    assert told == [shown]
+    written = []
+    visibly(written.append)(NASTY)
+    assert written == [shown]
 
 
 def test_commands_print_names_from_files_visibly(tmp_path, monkeypatch):
@@ -160,9 +160,9 @@ def test_commands_print_names_from_files_visibly(tmp_path, monkeypatch):
     with h5py.File("a.h5", "w") as file:
         file["images"], file["labels"] = np.zeros((3, 8, 8, 3), np.uint8), [0, 1, 1]
         file.attrs["classes"] = [NASTY, "b"]
-    told = CliRunner().invoke(main, ["data", "info", "a.h5"])
-    assert told.exit_code == 0 and "owned" in told.output
+    info = CliRunner().invoke(main, ["data", "info", "a.h5"])
+    assert info.exit_code == 0 and "owned" in info.output
     wrong = CliRunner().invoke(main, ["evaluate", "a.h5", "a.h5", "--classes", "c"])
     assert wrong.exit_code == 2 and "owned" in wrong.output
-    for output in (told.output, wrong.output):
+    for output in (info.output, wrong.output):
         assert all(c.isprintable() or c == "\n" for c in output)

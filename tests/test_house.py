@@ -102,7 +102,7 @@ def test_no_circle_of_files():
         for name in gone:
             del left[name]
     while gone := [name for name in left if not any(name in targets for targets in left.values())]:
-        for name in gone:  # nobody's: above one
+        for name in gone:  # no importer is left: above a cycle
             del left[name]
     assert not left, {name: sorted(targets & left.keys()) for name, targets in left.items()}
 
@@ -113,7 +113,7 @@ def test_numba_is_named_where_it_was():
              for name, targets in imports().items() if any(t.split(".")[0] == "numba" for t in targets)}
     assert {name: sorted(found - NUMBA.get(name, set())) for name, found in named.items()} == dict.fromkeys(named, [])
     assert [name for name, found in named.items() if "numba.cuda" in found] == ["device/gpu.py"]
-    assert NUMBA.keys() == named.keys()  # whoever no longer does is no longer listed
+    assert NUMBA.keys() == named.keys()  # modules that no longer import it are no longer listed
 
 
 def test_only_children_starts_python():

@@ -59,7 +59,7 @@ def test_what_a_changelog_must_name():
 
 
 @pytest.mark.parametrize("name, function", public_functions().items(), ids=public_functions())
-def test_type_checkers_are_told(name, function):
+def test_type_checkers_see_the_declarations(name, function):
     """The type of every argument, and of every result."""
     signature = inspect.signature(function)
     assert [p.name for p in signature.parameters.values() if p.annotation is p.empty and p.name != "self"] == []

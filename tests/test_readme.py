@@ -1,4 +1,4 @@
-"""The words of README.md and of the pages beside the code, held to: commands, options, examples, links, paths.
+"""README.md and the pages next to the code, checked: commands, options, examples, links, paths.
 
 Every `numdiff …` of a page is parsed with its values, those that are dry runs are run; every other command line names
 what exists. Python examples run, but for the fragments of numdiff/emulator/README.md (tests/emulator/test_readme.py).
@@ -73,7 +73,7 @@ def test_the_readme_is_short():
     assert len(README.splitlines()) <= 250
 
 
-def test_the_kernel_example_has_the_fault_that_is_told(tmp_path, monkeypatch):
+def test_the_kernel_example_has_the_reported_fault(tmp_path, monkeypatch):
     (example,) = [e for e in blocks("README.md", "python") if "emulator.device" in e]
     monkeypatch.chdir(tmp_path)
     pathlib.Path("example.py").write_text(example)

@@ -104,4 +104,4 @@ def say_what_fits(sampling, arena=None):
     room += sum(a.reserved_bytes - a.used_bytes for a in set(arenas))
     advice = f"use --batch {most} or less" if most else "nor does one image: use a smaller model or --precision fp16"
     return (f"{sampling.batch:,} images at a time do not fit into the {room >> 20:,} MiB that {gpu.device_name} has "
-            f"left beside the model; {advice}.")
+            f"left after the model; {advice}.")

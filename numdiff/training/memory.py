@@ -38,7 +38,7 @@ def say_what_fits(trainer, communicator, room=None):
     """
     step, most = trainer.step_function, largest_microbatch(trainer, communicator, math.inf if room is None else room)
     why = ("are more than kernels count in 32 bits" if room is None else
-           f"do not fit into the {room >> 20:,} MiB that {trainer.model.backend.device_name} has left beside the model "
+           f"do not fit into the {room >> 20:,} MiB that {trainer.model.backend.device_name} has left after the model "
            "and its optimizer")
     advice = (f"use --microbatch {most}, which gives the same step in {step.batch // most} parts" if most else
               "one does not fit, either: use a smaller model or --recompute")

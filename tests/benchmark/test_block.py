@@ -55,7 +55,7 @@ def test_command():
 
 
 @needs("torch")
-def test_beside_torch():
+def test_comparison_with_torch():
     rows = list(block.bench_block("cpu", "fp32", 1, 4, 8, ("eager",), repeats=1))
     assert "fault" not in rows[1] and rows[1]["against"][0] > 0
 

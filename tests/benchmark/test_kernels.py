@@ -35,7 +35,7 @@ def zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
 
 
-def test_costs_are_those_beside_the_operations():
+def test_costs_come_from_the_operations_files():
     x, weight = zeros(2, 8, 6, 4), zeros(5, 3, 3, 4)
     y = zeros(2, 4, 3, 5)
     given = {"x": x, "weight": weight, "bias": None, "stride": 2, "version": None, "channel": None, "residual": None}

@@ -103,7 +103,7 @@ def test_on_a_gpu(monkeypatch):
     assert sum(nbytes for _, nbytes in held) == peak > 0 and not any("allocate" in vars(a) for a in gpu.arenas)
     rows = dict(held)
     assert rows["weights"] == rows["AdamW's m"] == rows["gradients of the weights"]
-    assert 0 < rows["backward: freed, but read by gradients beside it"] <= 1 << 13
+    assert 0 < rows["backward: freed, but in use by weight gradients on the side stream"] <= 1 << 13
     assert any(name.startswith("blocks.0 ") for name in rows) and "kept between steps" in in_short(found.memory)
 
 

@@ -140,7 +140,7 @@ def test_samples_of_pytorch(precision):
 
 @needs("torch")
 def test_compiled_by_pytorch():
-    """One function is compiled for all levels: no level is compiled anew."""
+    """One function is compiled for all levels: no level is compiled again."""
     import torch
     options, compiled = tiny_dit(), itertools.count()
     ours = NumdiffSample(options, sampler="ddim", steps=3)

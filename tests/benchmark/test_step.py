@@ -90,18 +90,18 @@ def test_what_pytorch_cannot_do_is_said(monkeypatch):
 
 def test_a_bar_shows_that_pytorch_compiles(monkeypatch):
     from numdiff.benchmark import torch_step
-    bars, told = [], threading.Event()
+    bars, updated = [], threading.Event()
 
     class Bar(contextlib.nullcontext):
         def update(self):
-            told.set()
+            updated.set()
 
     monkeypatch.setattr(torch_step, "progress_bar", lambda *given: bars.append(given) or Bar(Bar()))
     monkeypatch.setattr(torch_step, "TICK_S", 0.01)
     with torch_step.compile_bar("eager"):
         assert not bars
     with torch_step.compile_bar("compile"):
-        assert bars == [(120, "PyTorch compiles", "second")] and told.wait(30)
+        assert bars == [(120, "PyTorch compiles", "second")] and updated.wait(30)
     assert not any(thread.name == "compile bar" for thread in threading.enumerate())
 
 

@@ -214,7 +214,7 @@ def test_a_table_continues_the_file_that_is_written(folder):
     ('{"card": "NVIDIA Test 1"}', 'has no "choices"'), ('{"choices": []}', 'has no "choices"'),
     ('{"choices": {"matmul v6": []}}', 'has no "choices"')])
 def test_a_file_that_is_no_table(folder, text, fault):
-    """…is told by whoever reads it, and not written over."""
+    """Every reader reports it, and none overwrites it."""
     path = tuning.card_file("NVIDIA Test 1")
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     for read in (lambda: tuning.tuned(Measured.backend, "matmul v6", 1, 2, 3, True),

@@ -86,7 +86,7 @@ def test_a_signal_ends_a_measurement_whose_compiler_swallows_it(number):
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number and said == f"\nError: ended by {number.name}.\n"
-    with contextlib.suppress(OSError):  # it has ended, or nobody has waited for it yet
+    with contextlib.suppress(OSError):  # it has ended, or has not been waited for yet
         while pathlib.Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
             time.sleep(0.01)
 
@@ -196,7 +196,7 @@ def test_what_is_compared(monkeypatch, precision, modes, torch_precision, pairs)
 
 @pytest.mark.parametrize("measured", ["step", "sample"])
 @pytest.mark.parametrize("model, preset", [("unet", "tiny"), ("unet", "unet64"), ("dit", "tiny"), ("dit", "small64")])
-def test_presets_of_muon_stand_beside_pytorch(monkeypatch, measured, model, preset):
+def test_presets_of_muon_are_compared_with_pytorch(monkeypatch, measured, model, preset):
     seen = []
     monkeypatch.setattr("numdiff.benchmark.torch_step.require_torch", lambda: None)
     monkeypatch.setattr(f"numdiff.benchmark.{measured}.bench_{measured}",

@@ -50,17 +50,17 @@ def test_wrong_options(weights):
     ({"arr_0": np.zeros((1, 8, 8, 3), np.uint8), "numdiff": np.array("{}")}, r"samples, .* \(arr_0\)"),
     ({"mu": np.zeros(3), "sigma": np.eye(3)}, r"statistics of images \(mu\)"),
     ({"features": np.zeros((3, 2))}, r"features of images \(features\)")])
-def test_what_holds_no_weights_is_told(tmp_path, arrays, what):
+def test_a_file_without_weights_is_reported(tmp_path, arrays, what):
     """To every command that takes weights."""
     np.savez(tmp_path / "s.npz", **arrays)
     source, out = str(tmp_path / "s.npz"), str(tmp_path / "m.h5")
     for command in (["convert", source, out], ["sample", source], ["train", "unet", "--init", source, "--dry-run"]):
         result = CliRunner().invoke(main, command)
-        told = rf"Error: .*cannot use .*s\.npz: it holds {what}, and no weights; give the model of which they are\.\n$"
-        assert result.exit_code == 1 and re.search(told, result.output), result.output
+        want = rf"Error: .*cannot use .*s\.npz: it holds {what}, and no weights; give the model of which they are\.\n$"
+        assert result.exit_code == 1 and re.search(want, result.output), result.output
 
 
-def test_a_folder_of_runs_is_told(tmp_path):
+def test_a_folder_of_runs_is_reported(tmp_path):
     (tmp_path / "00000-unet").mkdir()
     result = run(str(tmp_path), str(tmp_path / "m.h5"))
     assert isinstance(result.exception, UsageError) and str(result.exception) == (
@@ -69,7 +69,7 @@ def test_a_folder_of_runs_is_told(tmp_path):
 
 
 def test_what_the_message_says_of_the_diffusion(tmp_path, weights):
-    """Rescaled timesteps are asked for and told; an export names guided-diffusion's flags."""
+    """Rescaled timesteps are an option and reported; an export names guided-diffusion's flags."""
     plain = (weights, str(tmp_path / "m.h5"), "--image-size", "8", "--num-head-channels", "32",
              "--diffusion-steps", "4000")
     result = run(*plain)

@@ -10,7 +10,7 @@ from numdiff_cli.main import main
 from tests.cli.fuzz_options import cases, commands, fault_of, prepared, share
 from tests.conftest import exhaustive
 
-PART = 80  # of so many command lines one is tried here
+PART = 80  # one of this many command lines is tried here
 
 
 @exhaustive

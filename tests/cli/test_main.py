@@ -44,15 +44,15 @@ def test_help(command):
 
 
 @pytest.mark.parametrize("command", ["data", "kernels", "bench", "bench quality", "compile", "profile"])
-def test_a_groups_help_tells_whole_sentences(command):
+def test_a_groups_help_has_whole_sentences(command):
     text = run(*command.split(), "--help").output.partition("Commands:\n")[2]
     assert text.rstrip().endswith(".") and "..." not in text
 
 
-@pytest.mark.parametrize("model, told", [("unet", "[on the emoji tiny: yes; unet64: yes]"),
+@pytest.mark.parametrize("model, note", [("unet", "[on the emoji tiny: yes; unet64: yes]"),
                                          ("dit", "[on the emoji tiny: Smileys & Emotion,Food & Drink,Flags")])
-def test_the_help_tells_what_the_emoji_are_trained_with(model, told):
-    assert told in " ".join(run("train", model, "--help").output.split())
+def test_the_help_shows_the_settings_for_the_emoji(model, note):
+    assert note in " ".join(run("train", model, "--help").output.split())
     assert "on the emoji" not in run("bench", "quality", model, "--help").output
 
 
@@ -81,7 +81,7 @@ def test_every_setting_is_an_option(model, sizes):
 def test_a_dry_run_counts_parameters_and_builds_nothing(tmp_path, monkeypatch, name, count):
     """The public sizes, of which the largest would take ten gigabytes to train."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("numdiff.nn.module.FlatParameters.__init__", None)  # whoever builds a model falls over it
+    monkeypatch.setattr("numdiff.nn.module.FlatParameters.__init__", None)  # building a model fails
     result = run("train", "dit", "--model", name, "--size", 32, "--channels", 4, "--classes", 1000, "--dry-run",
                  "--device", "cpu")
     assert result.exit_code == 0 and f" {count:,} parameters" in result.output, result.output
@@ -286,10 +286,10 @@ def test_limits_are_told_in_short(value, said):
 
 
 def test_ranges_in_help():
-    """Of numbers in short; of whole numbers as click tells them."""
-    told = run("train", "unet", "--help").output
-    assert "5.96046e-08<=x<=1.84467e+19" in told and "x<=1e+30]" in told and "[1<=x<=1000000000]" in told
-    limits = re.findall(r"[(\[]?([-\d.e+]+)<=?x|x[<>]=?([-\d.e+]+)", told)
+    """Ranges of floats are shortened; those of integers are click's."""
+    text = run("train", "unet", "--help").output
+    assert "5.96046e-08<=x<=1.84467e+19" in text and "x<=1e+30]" in text and "[1<=x<=1000000000]" in text
+    limits = re.findall(r"[(\[]?([-\d.e+]+)<=?x|x[<>]=?([-\d.e+]+)", text)
     assert all(len(limit) <= 12 for pair in limits for limit in pair)
     for given, said in (((0, None, True), "x>0"), ((0.5,), "x>=0.5"), ((None, 1.0), "x<=1"), ((0.0, 1.0), "0<=x<=1"),
                         ((None, 1, False, True), "x<1")):

@@ -9,7 +9,7 @@ from tests.data.sources import fill, zipped
 
 @pytest.fixture
 def out(tmp_path_factory):
-    """The file to write; whatever the test did, nothing else may be left beside it."""
+    """The file to write; no test may leave another file in its folder."""
     folder = tmp_path_factory.mktemp("out")
     yield folder / "out.h5"
     assert [name for name in os.listdir(folder) if name != "out.h5"] == []

@@ -320,13 +320,13 @@ def _run_some(kind, numbers, failed):
         os._exit(0)
     os.close(writing)
     with open(reading, "rb") as answers:
-        told = [json.loads(line) for line in answers]
+        results = [json.loads(line) for line in answers]
     _, status = os.waitpid(child, 0)
-    failed += [(number, fault) for number, fault in zip(numbers, told, strict=False) if fault]
-    if len(told) < len(numbers):
+    failed += [(number, fault) for number, fault in zip(numbers, results, strict=False) if fault]
+    if len(results) < len(numbers):
         ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
-        failed.append((numbers[len(told)], "hangs" if ended == signal.SIGALRM else f"ends the process: {ended}"))
-    return len(told) + 1
+        failed.append((numbers[len(results)], "hangs" if ended == signal.SIGALRM else f"ends the process: {ended}"))
+    return len(results) + 1
 
 
 def main():

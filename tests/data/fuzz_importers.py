@@ -4,7 +4,7 @@ Each case is made from a seed and a number alone: a small whole file (zip, tar, 
 mutated at random, where it pays inside its packing, too, so that checksums are right; or one of BOMBS, which say little
 and ask for much. A process of its own reads it: `import_dataset`, `load_state_dict`, `read_picture`, `read_mask` or
 `open_source`. It must succeed, or refuse it with a `NumdiffError` of one line; within SECONDS of a core, with at most
-MEGABYTES of memory beside what the process had, and leave nothing behind. What fails is told by its number, `--case`
+MEGABYTES of additional memory, and leave nothing behind. A failing case is reported by its number; `--case`
 repeats it, and `--keep FOLDER` keeps its file. tests/data/test_fuzz_importers.py runs a few hundred, and all bombs.
 """
 import argparse
@@ -286,7 +286,7 @@ ZEROS = 16 << 20
 
 @functools.cache
 def _deflated_zeros(blocks):
-    """A raw deflate stream of so many blocks of ZEROS zeros: after a full flush its pieces can be repeated."""
+    """A raw deflate stream of `blocks` blocks of ZEROS zeros: after a full flush its parts can be repeated."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     piece = packer.compress(bytes(ZEROS)) + packer.flush(zlib.Z_FULL_FLUSH)
     return piece * blocks + b"\x03\0"

@@ -178,11 +178,11 @@ def test_mnist_without_labels(tmp_path, out, mnist):
 
 def test_wrong_mnist(tmp_path, out, mnist):
     images, labels = mnist
-    path, beside = tmp_path / "train-images-idx3-ubyte.gz", tmp_path / "train-labels-idx1-ubyte.gz"
+    path, neighbour = tmp_path / "train-images-idx3-ubyte.gz", tmp_path / "train-labels-idx1-ubyte.gz"
     for few in (labels[:5], labels):
-        beside.write_bytes(gzip.compress(idx(few)))
+        neighbour.write_bytes(gzip.compress(idx(few)))
         with pytest.raises(UsageError, match="holds labels: give the images file"):
-            import_dataset(beside, out)
+            import_dataset(neighbour, out)
     whole = gzip.compress(idx(images))
     for data in (whole[:len(whole) // 2], whole[:-9], gzip.compress(idx(images)[:-1]), gzip.compress(idx(images)[:12]),
                  gzip.compress(struct.pack(">4I", 2051, 10, 2**31, 2**31)), whole[:3],
@@ -197,7 +197,7 @@ def test_wrong_mnist(tmp_path, out, mnist):
     for data, message in ((idx(labels[:50]), "50 labels and .* has 100 images"),
                           (idx(labels)[:50], "labels.*truncated"),
                           (b"\0\0\x09\x01" + idx(labels)[4:], "its magic number is 2305")):
-        beside.write_bytes(gzip.compress(data))
+        neighbour.write_bytes(gzip.compress(data))
         with pytest.raises(NumdiffError, match=message):
             import_dataset(path, out)
     assert not out.exists()

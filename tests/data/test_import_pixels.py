@@ -272,7 +272,7 @@ def test_transparent_grey(tmp_path, out):
 
 
 def test_postscript_under_another_name(tmp_path, out, monkeypatch):
-    """Ghostscript is not started, whoever opens the picture."""
+    """No reader of the picture starts Ghostscript."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
     (tmp_path / "bin" / "gs").chmod(0o755)

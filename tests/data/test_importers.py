@@ -84,7 +84,7 @@ def test_labels_option(packed, out):
         import_dataset(source, out, labels="none.csv", force=True)
 
 
-def test_image_beside_class_folders(packed, out):
+def test_image_next_to_class_folders(packed, out):
     source = packed({"a/1.png": colours(1)[0], "b/2.png": colours(1)[0], "3.png": colours(1)[0]})
     with pytest.raises(UsageError, match="3.png lies beside the class folders .*--labels none"):
         import_dataset(source, out)

@@ -110,7 +110,7 @@ def test_a_part_in_the_middle_is_called_in():
     assert [block.address for block in blocks[:2]] == [1 << 20, (1 << 20) + 2048] and blocks[2].arena is borrowed.outer
 
 
-def test_what_is_held_is_given_to_nobody_until_it_is_let_go():
+def test_held_memory_is_not_reused_until_it_is_released():
     """All of it, or what was freed before a position."""
     arena, _ = make()
     early, *blocks = [arena.allocate(256) for _ in range(4)]

@@ -158,7 +158,7 @@ def test_an_unwritable_cache(tmp_path, stand_in):
 
 
 def test_two_processes_at_once(cache, stand_in):
-    """Both have all kernels at the end, whoever compiled them."""
+    """Both have all kernels at the end, whichever process compiled them."""
     both = [CompileAhead(KEYS, cache, workers=2) for _ in range(2)]
     threads = [threading.Thread(target=compilation.finish) for compilation in both]
     for thread in threads:

@@ -95,7 +95,7 @@ def test_every_kernel_is_held_where_its_name_leads():
 @pytest.mark.parametrize("key", [SILU, ATTENTION], ids=lambda key: key.name)
 @quick(lambda key: key is ATTENTION)
 def test_a_kernel_is_found_by_importing_its_module_alone(key):
-    """…also where it lies in a dictionary of another module of its package."""
+    """Also if it is in a dictionary of another module of its package."""
     code = ("import sys; from numdiff.device.compiler import Key; from numdiff.device.half import find_kernel; "
             f"print(find_kernel(Key(*{key[:2]!r}, ())).py_func.__name__, 'numdiff.kernels.check' in sys.modules)")
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -27,7 +27,7 @@ def test_each_share_has_a_thread_and_the_first_is_the_callers(count):
         assert found[0][1] is threading.current_thread() and len({thread for _, thread in found}) > 1
 
 
-def test_results_are_in_order_whoever_ends_first(count):
+def test_results_are_in_order_of_submission(count):
     assert over_batch(lambda share: time.sleep(0.02 * (3 - share.start)) or share.start, 3, MUCH) == [
         share.start for share in cpu.shares(3, count)]
 

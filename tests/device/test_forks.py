@@ -116,7 +116,7 @@ def test_they_end_with_the_forks_and_with_their_process():
 def is_running(process):
     try:
         with open(f"/proc/{process}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"  # a zombie waits for whoever adopted it
+            return file.read().rpartition(")")[2].split()[0] != "Z"  # a zombie waits for its new parent
     except OSError:
         return False
 
@@ -135,7 +135,7 @@ def test_they_end_while_later_ones_live(forks):
         os.kill(process, 0)
 
 
-def test_no_fork_beside_mpi_or_a_thread(monkeypatch):
+def test_no_fork_with_mpi_or_a_thread(monkeypatch):
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     before, end = can_fork(), threading.Event()
     thread = threading.Thread(target=end.wait)

@@ -225,7 +225,7 @@ def test_arrays_of_one_allocation_are_opened_once_and_keep_their_places():
 
 # A gradient's twin on the host ---------------------------------------------------------------------------------------
 
-def test_copies_run_beside_the_kernels_and_are_waited_for():
+def test_copies_overlap_the_kernels_and_are_waited_for():
     """The order of the driver's calls: a copy down waits for the kernels before it, the kernels after for copies up."""
     calls, ready = [], {"word": 600}
 

@@ -69,7 +69,7 @@ def write_often(folder, start):
 
 
 def test_processes_write_the_same_kernel_at_the_same_time(cache):
-    """…and whoever reads meanwhile finds it whole."""
+    """A reader meanwhile finds it complete."""
     context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     start = context.Barrier(3)
     processes = [context.Process(target=write_often, args=(cache.folder, start)) for _ in range(3)]

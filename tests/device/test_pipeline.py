@@ -1,4 +1,4 @@
-"""The words of a pipeline: they hand stages over in order, and cost nothing beside the arithmetic written out."""
+"""The words of a pipeline: stages are handed over in order, at the cost of the arithmetic written out."""
 import collections
 import pathlib
 import re

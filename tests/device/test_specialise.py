@@ -22,7 +22,7 @@ TWICE = 2  # no constant of this kind: a number as any other
 
 class Scale(NamedTuple):
     factor: float
-    x: object  # an array, beside a number
+    x: object  # an array, next to a number
     n: int
 
 
@@ -111,8 +111,8 @@ def test_each_requires_what_the_text_does():
 def test_the_same_values_give_the_same_kernel_and_a_name_has_one():
     assert specialise(add_up, COUNT=2, NEGATIVE=True) is KERNELS[2, True]
     made = specialise(add_up, name="again", COUNT=2, NEGATIVE=True)
-    anew = types.FunctionType(add_up.__code__, add_up.__globals__)  # as after importlib.reload
-    assert specialise(anew, name="again", COUNT=3, NEGATIVE=True) is not made
+    reloaded = types.FunctionType(add_up.__code__, add_up.__globals__)  # as after importlib.reload
+    assert specialise(reloaded, name="again", COUNT=3, NEGATIVE=True) is not made
     with pytest.raises(ValueError, match="add_up_2_True exists with other constants"):
         specialise(add_up, name="add_up_2_True", COUNT=4, NEGATIVE=True)
     with pytest.raises(TypeError, match="needs a value for NEGATIVE"):

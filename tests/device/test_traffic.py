@@ -1,4 +1,4 @@
-"""Copies beside the kernels, over a stand-in for the driver whose streams run as late and as mixed up as they may."""
+"""Copies that overlap kernels, over a stand-in for the driver that delays and reorders streams as much as allowed."""
 import ctypes
 from types import SimpleNamespace
 

@@ -1,11 +1,11 @@
-"""Learned steps beside other samplers, of a trained model: a table in Markdown.
+"""Learned steps of a trained model compared with other samplers: a table in Markdown.
 
     python -m tests.diffusion.benchmark_learned_steps runs/00000-unet-unet64 --counts 4,6,8,10 --samples 512
 
 Fréchet is the distance in the features of random-conv-1 (numdiff/evaluation) to all images that the run was trained
-on; RMS the root mean square distance, in values of pixels (0 to 255), to what many steps of DDIM make of the same seed.
-Of latents, and of images below 32×32 pixels, there is no Fréchet distance. heun evaluates the model twice a step, but
-for the last: what it does with as many evaluations as the others stands beside it as "heun, half the steps".
+on. RMS is the root mean square distance, in pixel values (0 to 255), to the result of many DDIM steps from the same
+seed. There is no Fréchet distance of latents, and of images below 32×32 pixels. heun evaluates the model twice a step,
+except in the last. Its result with as many evaluations as the others is the row "heun, half the steps".
 """
 import argparse
 import json

@@ -24,7 +24,7 @@ class GaussianModel:
         self._diffusion = Diffusion(**self.diffusion)
 
     def level(self, t):
-        """(a, s) of what the model is told."""
+        """(a, s) of the model's noise-level input."""
         path = self.diffusion.get("path", "discrete")
         if path == "linear":
             t = t / self._diffusion.timestep_scale

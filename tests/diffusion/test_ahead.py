@@ -23,7 +23,7 @@ def weights(model, rng):
 
 
 def made(model, steps, monkeypatch, sampler, **how):
-    """Four images in batches of two with so many steps ahead, and for how many it was."""
+    """Four images in batches of two, `steps` steps ahead, and the number of steps that were ahead."""
     monkeypatch.setattr("numdiff.diffusion.run.steps_ahead", lambda *_: steps)
     sampling = Sampling(model, 4, 3, sampler, batch=2, **how)
     images = np.concatenate([images for _, images in sampling.batches()])

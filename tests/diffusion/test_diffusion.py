@@ -212,7 +212,7 @@ def test_guidance_is_linear_between_the_two_answers(rng, channels):
 @pytest.mark.parametrize("name, options", STOCHASTIC + DETERMINISTIC)
 @pytest.mark.parametrize("prediction", ["v", *exhaustively("eps", "x_0")])
 def test_samples_of_every_sampler_have_the_classes_means(name, options, prediction):
-    """From Philox noise to pixels, with all that lies between, for every prediction."""
+    """The whole path from Philox noise to pixels, for every prediction."""
     model = GaussianModel(prediction, size=16, schedule="cosine")
     images = sample(model, count=12, steps=60, sampler=name, batch=5, **options) / 127.5 - 1
     for c, mean in enumerate(MEANS):

@@ -200,8 +200,8 @@ class Elementwise:
 
 @pytest.mark.parametrize("with_guide", [False, True], ids=["cfg", "autoguidance"])
 def test_replayed_and_launched_one_by_one_give_the_same_bits(rng, with_guide):
-    """The steps inside of the interval and those outside are recorded apart; a guide that has moved is recorded
-    anew."""
+    """The steps inside of the interval and those outside are recorded separately; a guide that has moved is recorded
+    again."""
     device = RecordingDevice()
     model, guide = Elementwise(device, rng), Elementwise(device, rng)
     how = {"cfg_interval": (0.5, 30.0)} | ({"guide": guide} if with_guide else {"cfg_scale": 3.0})

@@ -92,7 +92,7 @@ def test_a_batch_that_does_not_fit_is_told_with_one_that_does(which, half):
     model, options = made()
     wanted = Sampling(model, 20_000, steps=3, batch=20_000, sampler="dpm++2m", **options)
     with pytest.raises(OutOfMemoryError, match=r"20,000 images at a time do not fit into the [\d,]+ MiB that Small GPU "
-                                               r"has left beside the model; use --batch \d+ or less") as error:
+                                               r"has left after the model; use --batch \d+ or less") as error:
         next(wanted.batches())
     most = int(str(error.value).split("--batch ")[1].split()[0])
     for model in (wanted.model, made()[0]):  # it does fit, after the attempt that did not, and where there was none

@@ -34,7 +34,7 @@ def counters(put, count):
 
 
 def levels_of(diffusion, t):
-    """(a, s, what the model is told) of what `draw` gave, float64."""
+    """(a, s, the model's noise-level input) of the levels that `draw` gave, float64."""
     if diffusion.continuous:
         return [download(part).astype(np.float64) for part in (t.signal, t.noise, t.seen)]
     bar, t = diffusion.alpha_bar[download(t)], download(t)
@@ -60,8 +60,8 @@ def test_a_model_that_answers_its_target_has_no_loss_and_gives_back_the_image(en
     class Model:
         in_channels = 3
 
-        def __call__(self, x_t, told, y):
-            self.told = download(told)
+        def __call__(self, x_t, noise_level, y):
+            self.noise_level = download(noise_level)
             return Tensor(answer[b:b + 1])
 
     for b in range(5):
@@ -71,7 +71,7 @@ def test_a_model_that_answers_its_target_has_no_loss_and_gives_back_the_image(en
         model = Model()
         x = engine(download(image[b:b + 1]) + sigma * download(eps[b:b + 1]))
         engine.check(Denoiser(model, diffusion, clip=False)(x, sigma), download(image[b:b + 1]), 2e-4)
-        assert model.told[0] == pytest.approx(seen[b], rel=1e-3, abs=1e-5)
+        assert model.noise_level[0] == pytest.approx(seen[b], rel=1e-3, abs=1e-5)
 
 
 @EACH
@@ -181,7 +181,7 @@ def test_refused(objective, sentence):
 
 
 def test_predict_takes_the_paths_own_levels(rng):
-    """t in (0, 1) of the linear path, sigma of EDM's, which the model is told as log(sigma) / 4."""
+    """t in (0, 1) of the linear path, sigma of EDM's, which the model receives as log(sigma) / 4."""
     model = tiny()
     model.parameters.load_flat(0.1 * rng.standard_normal(model.parameters.total))
     x = rng.standard_normal((2, 8, 8, 3)).astype(np.float32)
@@ -193,8 +193,8 @@ def test_predict_takes_the_paths_own_levels(rng):
     model.diffusion = Diffusion(path="edm").options
     assert np.isfinite(model.predict(x, 0.01)).all()
     model.diffusion = {}
-    told = np.log([80.0]) / 4
-    by_hand = model.predict(x, told.astype(np.float32))
+    noise_level = np.log([80.0]) / 4
+    by_hand = model.predict(x, noise_level.astype(np.float32))
     model.diffusion = Diffusion(path="edm").options
     np.testing.assert_array_equal(model.predict(x, 80.0), by_hand)
     with pytest.raises(UsageError, match="noise levels sigma, numbers above 0"):

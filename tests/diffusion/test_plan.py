@@ -87,7 +87,7 @@ def test_a_plan_gives_the_bits_of_the_function(engine, rng, name):
 @quick(lambda name: name in KINDS)
 def test_replayed_and_launched_one_by_one_give_the_same_bits(rng, name):
     """Each kind of step, and each run of five of a kind, is launched at first, recorded at its second time and replayed
-    from then on; other seeds, and weights at another place, which are recorded anew."""
+    from then on; other seeds, and weights at another place, which are recorded again."""
     in_fives = name not in ("heun", "repaint")
     sampler, settings = CASES[name]
     device, estimate, more = RecordingDevice(), Estimate(), given(name, rng)

@@ -4,9 +4,9 @@
     mpiexec -n 2 python -m tests.distributed.benchmark_allreduce --one-gpu       two ranks on one GPU: right, not fast
     mpiexec -n 2 python -m tests.distributed.benchmark_allreduce --device cpu
 
-Times are of the slowest rank: the median of single sums, each begun together and waited for, and the mean of twenty in
-a row, which is what a sum adds to a step. `peer` and `nccl` are captured and replayed, as in a step. `expected` stands
-beside it: of `peer` its bytes at the speed of one link, of the others what they took before on H200s.
+Times are of the slowest rank: the median of single all-reduces, each started together and waited for, and the mean of
+twenty in a row, which is the cost that one adds to a step. `peer` and `nccl` are captured and replayed, as in a step.
+The column `expected` is for `peer` its bytes at the speed of one link, for the others earlier times on H200s.
 """
 import argparse
 import time

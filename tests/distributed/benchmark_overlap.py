@@ -1,13 +1,14 @@
-"""The sum of the gradients beside the backward pass (numdiff/distributed/overlap.py) and after it: bits, milliseconds.
+"""The gradients' all-reduce during the backward pass (numdiff/distributed/overlap.py) and after it: bits, times.
 
     mpiexec -n 2 python -m tests.distributed.benchmark_overlap         two GPUs, the UNet of unet.cu and the DiT small64
     mpiexec -n 2 python -m tests.distributed.benchmark_overlap --blocks 8,16 --groups 4,8 --shard-update yes
     mpiexec -n 4 python -m tests.distributed.benchmark_overlap --shard-update yes --by copies --architecture DiT-S/2
 
-Rank 0 first trains alone. Then all train, each on as many images, by `peer`: with the sum after the backward pass, and
-beside it with so many blocks of 256 threads, or by copies, in so many groups. All step functions are recorded first,
-and then timed in turns, as a card's clock changes. A row says how long a step takes, its share of N times one rank's
-rate, and whether weights and moments have the bits of the first row after as many steps. The aim is 97 %.
+Rank 0 first trains alone. Then all train, each on as many images, by `peer`: with the all-reduce after the backward
+pass, and during it with a number of blocks of 256 threads, or by copies, in a number of groups. All step functions are
+recorded first, and then timed alternately, since a card's clock changes. A row shows the time of a step, its fraction
+of N times one rank's rate, and whether weights and moments have the bits of the first row after as many steps. The aim
+is 97 %.
 """
 import argparse
 import hashlib
@@ -101,7 +102,7 @@ def main():
                 first = found[ways[0]][1]
                 for (by, blocks, groups), (seconds, digests) in found.items():
                     means = by if by == overlap.COPIES else f"{blocks} blocks"
-                    how = f"beside, by {means}, {groups} groups" if by else "after the backward pass"
+                    how = f"during, by {means}, {groups} groups" if by else "after the backward pass"
                     same = "the same bits" if digests == first else "OTHER BITS"
                     print(f"  {how:32} {1e3 * seconds:8.3f} ms  {one / seconds:6.1%}  {same}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Images a second of training on one rank and on all of them, beside what the parts of a step let one expect.
+"""Images a second of training on one rank and on all of them, compared with an estimate from the parts of a step.
 
     mpiexec -n 4 python -m tests.distributed.benchmark_scaling        four GPUs, the UNet of unet.cu, 32 images a rank
     mpiexec -n 4 python -m tests.distributed.benchmark_scaling --preset tiny --device cpu --per-rank 4
@@ -111,7 +111,7 @@ class Way:
         the sum of their rates."""
         return [len(times) / sum(1 / t for t in times) if self.ranks == 1 else max(times) for times in self.times]
 
-    def told(self, per_rank):
+    def summary(self, per_rank):
         median, least, most = np.median(self.rows), min(self.rows), max(self.rows)
         return (f"{self.name:12}  {1e3 * median:8.2f} ms a step ({1e3 * least:.2f} to {1e3 * most:.2f})  "
                 f"{self.ranks * per_rank / median:10,.1f} images/s")
@@ -197,7 +197,7 @@ def main():
                   f"{backend.device_name if backend else 'CPU (NumPy)'}, gradients ({megabytes:.1f} MB) by "
                   f"{trainer.exchange.name}. {trainer.exchange.why}")
             for way in one, every, shared:
-                print(way.told(given.per_rank))
+                print(way.summary(given.per_rank))
             print(f"the sum by itself {1e3 * added:.3f} ms: a step of {1e3 * foreseen:.2f} ms is to be expected, "
                   f"{alone_seconds / foreseen:.1%} of {size} × one rank; measured "
                   f"{alone_seconds / together_seconds:.1%}, sharing {alone_seconds / shared_seconds:.1%}")

@@ -365,7 +365,7 @@ def absent(folder):
 
 
 def fault(folder):
-    """Rank 1 fails in its fourth step, in a way that nobody foresaw."""
+    """Rank 1 fails in its fourth step with an unexpected error."""
     from numdiff.training.step import TrainingStep
     whole, calls = TrainingStep._forward_backward, []
 

@@ -167,7 +167,7 @@ def test_checkpoints_of_shared_updates_are_those_of_others(tmp_path):
         np.testing.assert_array_equal(yes[1][name], no[1][name], err_msg=name)
 
 
-def test_a_single_process_has_nobody_to_share_the_update_with():
+def test_a_single_process_does_not_shard_the_update():
     with pytest.raises(UsageError, match=r"^--shard-update yes shares the update among .* leave it out, or start"):
         make(shard_update="yes")
 
@@ -588,7 +588,7 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("seconds, out, err", [(1, "started\ninterrupted\n", ""),
                                                *exhaustively((60, "", "Error: interrupted.\n"))])
 def test_an_interrupt_while_mpi_starts_is_said_once(seconds, out, err):
-    """It comes twice, as from mpiexec, to the rank and to what runs beside it; one that never starts is ended."""
+    """It comes twice, as from mpiexec, to the rank and to its monitor process; one that never starts is ended."""
     process = subprocess.Popen([sys.executable, "-c", STARTING, str(seconds)], start_new_session=True, **OPTIONS)
     assert process.stdout.readline() == "begun\n"
     time.sleep(0.3)
@@ -936,7 +936,7 @@ class Streams(FakeGpu):
     @contextlib.contextmanager
     def forked(self, branch):
         assert branch == "exchange"
-        self.second = "beside: "
+        self.second = "side: "
         yield
         self.second = ""
 
@@ -949,7 +949,7 @@ class Streams(FakeGpu):
 
     def signal(self, places):
         for array, index in places:
-            assert array[index] == 0  # whoever waits for it has seen the one before
+            assert array[index] == 0  # the waiting rank has seen the previous one
             array[index] = 1
         self.note(f"signal {len(places)}")
 
@@ -964,7 +964,7 @@ class Streams(FakeGpu):
 
 @pytest.mark.parametrize("kind", ["unet", "dit"])
 @pytest.mark.parametrize("shared, how", [(False, "kernels"), (True, "kernels"), (True, "copies")])
-def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind, shared, how, monkeypatch):
+def test_an_overlapped_all_reduce_has_the_bits_of_one_after_the_pass(kind, shared, how, monkeypatch):
     """For every layer that there is; both ranks pass the same barriers in the same order, none but the last group's
     after the join."""
     alone = []
@@ -1027,20 +1027,20 @@ def test_the_sum_beside_the_backward_pass_has_the_bits_of_the_one_after_it(kind,
         np.testing.assert_array_equal(gradient, (alone[0][0] + alone[1][0])[own])
         assert loss == alone[0][1] + alone[1][1]
     if how == "copies":
-        for told in log, other:
-            at = told.index("backward has ended")
-            assert told[at + 1:at + 4] == ["join", "signal 1", "wait for 1"] and told[-1] == "peer_reduce_pieces None"
-            assert set(told[at + 4:-1]) <= {"copy"}
-            beside = [text.removeprefix("beside: ") for text in told[:at] if text.startswith("beside: ")]
-            assert len(beside) == at and {"signal 1", "wait for 1", "copy"} == set(beside) - {"signal 0"}
+        for calls in log, other:
+            at = calls.index("backward has ended")
+            assert calls[at + 1:at + 4] == ["join", "signal 1", "wait for 1"] and calls[-1] == "peer_reduce_pieces None"
+            assert set(calls[at + 4:-1]) <= {"copy"}
+            side = [text.removeprefix("side: ") for text in calls[:at] if text.startswith("side: ")]
+            assert len(side) == at and {"signal 1", "wait for 1", "copy"} == set(side) - {"signal 0"}
         return
     assert log == other
     group = ["barrier", "peer_reduce_pieces 4", *([] if shared else ["barrier", "peer_copy_pieces 4"])]
     last = [text.replace("4", "None") for text in group]
     at = log.index("backward has ended")
     assert log[at + 1:] == ["join", *last, *([] if shared else ["barrier"])]
-    beside = [f"beside: {text}" for text in group]
-    assert len(log[:at]) >= 4 * len(group) and log[:at] == beside * (at // len(group))
+    side = [f"side: {text}" for text in group]
+    assert len(log[:at]) >= 4 * len(group) and log[:at] == side * (at // len(group))
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -1102,7 +1102,7 @@ def test_weights_leave_part_by_part_while_the_others_are_updated(count, monkeypa
         for got, expected in zip(found, want, strict=True):
             for a, b in zip(got, expected, strict=True):
                 np.testing.assert_array_equal(a, b)
-        sent = [f"beside: {text}" for text in (f"signal {count - 1}", f"wait for {count - 1}",
+        sent = [f"side: {text}" for text in (f"signal {count - 1}", f"wait for {count - 1}",
                                                *["copy"] * (count - 1))]
         assert log[-(len(sent) * copies.PARTS + 2):-2] == sent * copies.PARTS
         assert log[-2] == "join" and log[-1].startswith("pieces ")
@@ -1184,14 +1184,14 @@ def test_updates_after_copies_have_the_bits_of_those_after_kernels(case, monkeyp
         communicator.gather(None)
         found.close()
         assert not parameters.overlapped
-        return results, gpu.log.count("beside: copy")
+        return results, gpu.log.count("side: copy")
 
-    after, beside = ([], [])
-    for blocks, found in (0, after), (4, beside):
+    after, during = ([], [])
+    for blocks, found in (0, after), (4, during):
         monkeypatch.setattr(overlap, "BLOCKS", blocks)
         found += on_threads(2, monkeypatch, functools.partial(body, blocks))
-    for (want, none), (got, copies_beside) in zip(after, beside, strict=True):
-        assert none == 0 < copies_beside
+    for (want, none), (got, side_copies) in zip(after, during, strict=True):
+        assert none == 0 < side_copies
         for a, b in zip(itertools.chain(*want), itertools.chain(*got), strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -1446,7 +1446,7 @@ def test_auto_passes_over_what_one_rank_cannot_do_and_says_why(monkeypatch):
 
     hosts = 1
     for why, closed in on_threads(3, monkeypatch, body, refuse=(1,)):
-        assert re.match(r"Not peer: .*CUDA_ERROR_NOT_SUPPORTED\.$", why)  # and nobody has asked for nccl4py
+        assert re.match(r"Not peer: .*CUDA_ERROR_NOT_SUPPORTED\.$", why)  # and nccl4py was not imported
         assert closed == 1
     hosts = 2
     for why, closed in on_threads(3, monkeypatch, body):
@@ -1455,7 +1455,7 @@ def test_auto_passes_over_what_one_rank_cannot_do_and_says_why(monkeypatch):
 
 
 class Timed(exchange.NoExchange):
-    """A transport whose sum takes so many seconds by a clock of its own."""
+    """A transport with a simulated clock: its all-reduce takes `seconds`."""
 
     clock = threading.local()
 
@@ -1473,12 +1473,12 @@ class Timed(exchange.NoExchange):
         self.closed = True
 
 
-@pytest.mark.parametrize("seconds, expected, told", [
+@pytest.mark.parametrize("seconds, expected, reason", [
     ({"peer": 2e-4, "nccl": 3e-4, "mpi": 0.0456}, "peer", "Measured: peer 0.2 ms, nccl 0.3 ms, mpi 45.6 ms."),
     ({"peer": 3.2e-4, "nccl": 3e-4, "mpi": 0.05}, "peer", "Measured: peer 0.32 ms, nccl 0.3 ms, mpi 50 ms."),  # as fast
     ({"peer": 5e-4, "nccl": 3e-4, "mpi": 0.05}, "nccl", "Measured: peer 0.5 ms, nccl 0.3 ms, mpi 50 ms."),
     ({"nccl": 5e-3, "mpi": 2e-3}, "mpi", "Measured: nccl 5 ms, mpi 2 ms. Not peer: it failed.")])
-def test_the_fastest_transport_is_taken(monkeypatch, seconds, expected, told):
+def test_the_fastest_transport_is_taken(monkeypatch, seconds, expected, reason):
     """Of those that pass their trial, by the slowest rank's time; the others are closed."""
     monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(exchange.time, "perf_counter", lambda: getattr(Timed.clock, "now", 0))
@@ -1500,7 +1500,7 @@ def test_the_fastest_transport_is_taken(monkeypatch, seconds, expected, told):
     for name, place in (("peer", "PeerExchange"), ("nccl", "NcclExchange"), ("mpi", "MpiExchange")):
         monkeypatch.setattr(exchange, place, kind(name))
     for rank, chosen in enumerate(on_threads(2, monkeypatch, body)):
-        assert chosen.name == expected and chosen.why == told
+        assert chosen.name == expected and chosen.why == reason
         assert [e.closed for e in made[rank]] == [e is not chosen for e in made[rank]]
         assert all(e.calls[:2] == ["finish", "weights"] for e in made[rank])
 

@@ -1,4 +1,4 @@
-"""The process beside rank 0 that says which rank was killed, where the launcher kills the others at once."""
+"""The monitor process of rank 0: it reports which rank was killed if the launcher kills the others at once."""
 import os
 import pathlib
 import signal

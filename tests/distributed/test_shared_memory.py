@@ -8,7 +8,7 @@ from tests.conftest import needs
 pytestmark = needs("proc")
 
 
-def test_only_what_nobody_has_is_removed(tmp_path):
+def test_only_unused_segments_are_removed(tmp_path):
     for name in ("mpich_shm_dead_0", "mpich_shm_alive_0", "mpich_shm_new_0", "other_shm_0"):
         (tmp_path / name).write_bytes(bytes(4096))
         if "new" not in name:

@@ -26,7 +26,7 @@ PENDING = STAGES - 2  # groups that may still be on their way while a tile is mu
 
 @cuda.jit(device=True)
 def chunk_place(row, chunk):
-    """Where in a tile a chunk lies, in bytes."""
+    """The byte offset of a chunk within a tile."""
     return int32(row * 128 + ((chunk ^ (row & 7)) << 4))
 
 
@@ -89,7 +89,7 @@ def matmul_mma_kernel(a, b, c, M, N, K):
     stage = int32(0)
     for k in range(0, K, TILE):
         cp_async_wait(PENDING)  # this thread's part of tile k is there
-        cuda.syncthreads()  # so is everybody's, and nobody reads the tile before it any more
+        cuda.syncthreads()  # so are the other threads' parts, and the tile before it is no longer read
         ahead = int32((stage + STAGES - 1) % STAGES)
         fetch_tile(a_tiles + ahead * TILE_BYTES, a, first_row, k + (STAGES - 1) * TILE, M, K, t)
         fetch_tile(b_tiles + ahead * TILE_BYTES, b, first_column, k + (STAGES - 1) * TILE, N, K, t)

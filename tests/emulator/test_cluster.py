@@ -163,7 +163,7 @@ def mbarrier_kernel(x):
         mbarrier_init(smem_u32(bar), uint32(1))
     cuda.syncthreads()
     if cluster_rank() == 1 and t == 0:
-        mbarrier_wait(smem_u32(bar), uint32(0))  # for nobody
+        mbarrier_wait(smem_u32(bar), uint32(0))  # without an arrival
     cuda.syncwarp()
     cluster_sync()
 
@@ -171,7 +171,7 @@ def mbarrier_kernel(x):
 @THREAD_ORDERS
 def test_a_deadlock_is_reported_where_it_begins(order):
     faults = faults_of(mbarrier_kernel, 4, 32, np.zeros(1, np.float32), cluster=2, order=order)
-    found = fault_at(faults, "deadlock", __file__, marked(__file__, "for nobody"))
+    found = fault_at(faults, "deadlock", __file__, marked(__file__, "without an arrival"))
     assert found is faults[0] and "lacks 1 of 1 arrivals" in found.message
 
 

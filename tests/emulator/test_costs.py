@@ -217,7 +217,7 @@ def test_costs_of_e4m3():
     t = Counted(lambda u: quantise.quantise_forward(halves(u, 8, 512), u(1), number(u, 0, np.uint32,
                                                                                     quantise.PARTIALS))).total
     assert t.distinct_bytes == quantise.quantise_forward_cost(n)[0] + 4 + 2 * 4
-    assert t.total_flops == 3 * n + 256  # each is also told from an infinity; a thread's quotient
+    assert t.total_flops == 3 * n + 256  # each is also compared with infinity; a thread's quotient
     matrix = 64, 64
     for operation, cost, given in ((quantise.quantise_both, quantise.quantise_both_cost, halves),
                                    (quantise.columns_of, quantise.columns_of_cost, None)):
@@ -295,8 +295,8 @@ def test_reduce_costs():
 
 @pytest.mark.parametrize("silu", [*exhaustively(False), True])
 def test_groupnorm_costs(silu):
-    """Version 3, whose cost the functions give. Beside x and y it moves weights and statistics: at these 32 pixels up
-    to a tenth of it, at the model's 4096 nothing to speak of. Version 2 reads what it reads twice. Of its one pixel
+    """Version 3, whose cost the functions give. It also moves weights and statistics: at these 32 pixels up to a tenth
+    of the bytes of x and y, at the model's 4096 negligible. Version 2 reads its inputs twice. Of its one pixel
     a thread also finds the mean, and joins it with those of others: 10 operations a channel."""
     B, P, C, groups = 1, 32, 32, 8
     n = B * P * C
@@ -351,7 +351,7 @@ def test_dropout_costs(version):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_peer_costs(version):
-    """Four ranks of one device, one after the other: beside what it reads from its peers, each reads its own slice."""
+    """Four ranks of one device, one after the other: in addition to the peers' slices, each reads its own."""
     n, ranks = 64, 4
 
     def reduce_all(u):

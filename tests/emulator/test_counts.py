@@ -152,7 +152,7 @@ def some_lanes_first(x, y, barrier):
 
 
 @pytest.mark.parametrize("barrier, sectors", [(1, 2 + 4), (0, 4 + 2)])
-def test_lanes_are_put_together_by_occurrence_and_anew_after_a_barrier(barrier, sectors):
+def test_lanes_are_grouped_by_occurrence_and_regrouped_after_a_barrier(barrier, sectors):
     """Half the warp has done the line once more than the others when it comes to the second turn."""
     recorder = count(some_lanes_first, 1, 32, ones(64), ones(64), barrier)
     line = recorder.line("y[32 * turn + t] = x[32 * turn + t]")

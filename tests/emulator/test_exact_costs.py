@@ -1,6 +1,6 @@
 """The cost functions of the project's kernels against what the emulator counts: a line for each case.
 
-It has the operation, what is given to it, its cost, and what is read, written and computed beside it. `u` makes an
+It has the operation, what is given to it, its cost, and additional reads, writes and FLOPs. `u` makes an
 array of random float32; side: bytes; more: FLOPs that the kernel does and the cost leaves out. test_costs.py says what
 a cost counts.
 """
@@ -45,7 +45,7 @@ def predicted(u):
     return u(B, P, 2 * C), u(B, P, C), u(B, P, C), steps(u, B), *tables, 0.001
 
 
-# the common part of others; a few bytes; warps that read their inputs anew for each sample, from the cache
+# the common part of others; a few bytes; warps that read their inputs again for each sample, from the cache
 NOT_YET = {  # to be counted, too
     "muon_apply_cost", "muon_momentum_cost", "newton_schulz_cost", "qk_norm_rope_backward_cost"}
 NOT_COUNTED = {"elementwise_cost", "levels_forward_cost", "loss_scale_update_cost", "latch_skips_cost",
@@ -138,7 +138,8 @@ EXACT = [
           (ema.ema_update_cost, N), 8, 2 * N, versions=[1]),
     *case(lambda u, v: ema.ema_update(u(N), u(N), number(u, 3, np.uint32), u(1), 0.99, version=v),
           (ema.ema_update_cost, N), 8, 2 * N // 4, versions=[2]),
-    # each thread works out the rate of both averages: a product and a change of sign, beside division, log1p, expm1
+    # each thread works out the rate of both averages: a product and a change of sign, in addition to division, log1p,
+    # expm1
     *case(lambda u, v: power_ema.power_ema_update(u(2, N), u(N), number(u, 3, np.uint32), u(1), u(2), version=v),
           (power_ema.power_ema_update_cost, 2 * N, 2), 16, 2 * 2 * N, versions=[1]),
     *case(lambda u, v: power_ema.power_ema_update(u(2, N), u(N), number(u, 3, np.uint32), u(1), u(2), version=v),
@@ -233,7 +234,7 @@ EXACT = [
           4 * B + 3 * 4 * B + 4, None),
     *case(lambda u, v: flash_attention.flash_attention_forward(u(1, 64, 3 * 32), 1, version=v),
           (flash_attention.flash_attention_forward_cost, 1, 64, 32, 1), more=None),
-    # the rows' sums are written and read, and dq is added to where it lies
+    # the rows' sums are written and read, and dq is accumulated in place
     *case(lambda u, v: flash_attention.flash_attention_backward(u(1, 64, 32), u(1, 64, 3 * 32), u(1, 64, 32),
                                                                 u(1, 1, 64), 1, version=v),
           (flash_attention.flash_attention_backward_cost, 1, 64, 32, 1), 4 * 64 * (2 + 32), None, versions=[2]),
@@ -259,7 +260,7 @@ def test_costs(operation, version, cost, side, more):
 
 
 def test_every_cost_function_is_held_against_counts():
-    """A cost function that nobody counts is one that may be wrong."""
+    """A cost function without a count may be wrong."""
     files = __file__, pathlib.Path(__file__).with_name("test_costs.py")
     text = "\n".join(pathlib.Path(file).read_text(encoding="utf-8") for file in files)
     for info in pkgutil.walk_packages(numdiff.kernels.__path__, "numdiff.kernels."):

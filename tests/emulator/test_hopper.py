@@ -434,12 +434,12 @@ def run_copy(module, swizzle=0):
 LINE_FENCE = "        fence_proxy_async()\n        cuda.syncthreads()\n        start"
 # name: (how it is run, changes of units.py, kind, mark of the line, what the message says)
 UNIT_FAULTS = {
-    "tile loaded anew while it is stored": (
+    "tile loaded again while it is stored": (
         run_double_rows, [("            tma_store_wait_read_1()  #", "            pass  #")], "asynchronous",
         "tma_load_2d(base + u32(128 * tile)",
         r"the TMA load writes tiles\[0, 0\], which the TMA store still reads: wait for it with "
         r"tma_store_wait_read_0\(\) first"),
-    "tile written anew while it is stored": (
+    "tile written again while it is stored": (
         run_double_rows, [("            tma_store_commit()\n    if t == 0:", "            tma_store_commit()\n        "
                                                                              "tiles[tile, t] "
                            "= types.float32(0)  # early\n    if t == 0:")], "asynchronous", "# early",
@@ -469,7 +469,7 @@ UNIT_FAULTS = {
         run_through_global, [("    fence_proxy_async_global()\n    cuda", "    cuda")], "proxy",
         "tma_load_1d(smem_u32(tile), map_x, full",
         r"reads x\[0\], which thread \(0, 0, 0\) has stored with no fence_proxy_async_global\(\) after it"),
-    "tile loaded anew while it is read": (
+    "tile loaded again while it is read": (
         run_through_global, [("    if t == 0:\n        mbarrier_expect_tx", "    tile[t] = types.float32(0)\n"
                               "    fence_proxy_async()\n    cuda.syncthreads()\n    y[t] = tile[31 - t]\n"
                               "    if t == 31:\n        mbarrier_expect_tx")], "race",
@@ -487,7 +487,7 @@ UNIT_FAULTS = {
         run_through_global, [("tma_load_1d(smem_u32(tile), map_x, full, 0)", "tma_load_1d(smem_u32(tile), x, full, "
                                                                              "0)")],
         "descriptor", "tma_load_1d(smem_u32(tile), x, full", "is not the 128 bytes of a tensor map"),
-    "nobody waits for a load": (
+    "no wait for a load": (
         run_through_global, [("    mbarrier_wait(full, u32(0))\n    y[t] = tile[31 - t]", "")], "asynchronous",
         "tma_load_1d(smem_u32(tile), map_x, full", "the block ends while this TMA load is on its way: nobody waits "
                                                    "for"),
@@ -509,7 +509,7 @@ UNIT_FAULTS = {
         run_relay, [("        bar_sync(u32(1), u32(128))\n", "")], "race", "value = tile[127 - t]", r"reads "
                                                                                                     r"tile\[\d+\], "
                                                                                                     r"which"),
-    "initialised anew without inval": (
+    "initialised again without inval": (
         run_phases, [("    mbarrier_inval(b)\n    mb", "    mb")], "mbarrier", "mbarrier_init(b, u32(1))  # as fresh",
         "again, with no mbarrier_inval between"),
     "used after inval": (
@@ -552,7 +552,7 @@ UNIT_FAULTS = {
     "store that begins before the tensor": (
         run_copy, [("map_out, at[5], at[6])", "map_out, 0, -1)")], "bounds", "tma_store_2d(base, map_out",
         r"the TMA store begins before the tensor, at \[0, -1\]"),
-    "store of what nobody wrote": (
+    "store of an unwritten tile": (
         run_copy, [("                tma_load_2d(base, map_in, full, at[0], at[1])", "                "
                                                                                      "mbarrier_arrive(full)"),
                    ("            mbarrier_expect_tx(full, u32(nbytes))\n", ""),

@@ -50,7 +50,7 @@ def halves_kernel(fault=None):
         if t == 32:  # the producer
             for step in range(STEPS):
                 s, parity = step % STAGES, uint32((step // STAGES + 1) & 1)
-                if fault != "nobody waits for the other":
+                if fault != "no wait for the other":
                     mbarrier_wait(empty + uint32(8 * s), parity)
                 mbarrier_expect_tx(full + uint32(8 * s), uint32(BYTES if fault == "half of the bytes" else 2 * BYTES))
                 ranks = uint32(7 if fault == "a block too many" else 3)
@@ -66,8 +66,8 @@ def halves_kernel(fault=None):
                 cuda.syncwarp()
                 if t == 0:
                     mbarrier_arrive(empty + uint32(8 * s))
-                    if fault != "the other is never told":
-                        mbarrier_arrive_cluster(cluster_address(empty + uint32(8 * s), uint32(1 - rank)))  # told
+                    if fault != "the other is never signalled":
+                        mbarrier_arrive_cluster(cluster_address(empty + uint32(8 * s), uint32(1 - rank)))  # signal
             y[32 * rank + t] = total
         if fault != "leaves early":
             cluster_sync()
@@ -110,8 +110,8 @@ def test_on_a_gpu(rng):
 @THREAD_ORDERS
 @pytest.mark.parametrize("fault, kind, mark", [
     ("a block too many", "bounds", "load"), ("half of the bytes", "asynchronous", "read"),
-    ("leaves early", "cluster", "told"),
-    ("nobody waits for the other", "asynchronous", "load")])
+    ("leaves early", "cluster", "signal"),
+    ("no wait for the other", "asynchronous", "load")])
 def test_a_fault(rng, fault, kind, mark, order):
     x, y = inputs(rng)
     faults = faults_of(halves_kernel(fault), 2, 64, tensor_map(x, (COLUMNS, ROWS), 0), y, cluster=2, order=order)
@@ -127,8 +127,8 @@ def test_barriers_that_the_other_block_may_not_have_made(rng, order):
 
 
 @THREAD_ORDERS
-def test_a_producer_that_nobody_tells_waits_for_ever(rng, order):
+def test_a_producer_without_a_signal_waits_for_ever(rng, order):
     x, y = inputs(rng)
-    faults = faults_of(halves_kernel("the other is never told"), 2, 64, tensor_map(x, (COLUMNS, ROWS), 0), y,
+    faults = faults_of(halves_kernel("the other is never signalled"), 2, 64, tensor_map(x, (COLUMNS, ROWS), 0), y,
                        cluster=2, order=order)
     assert any(f.kind == "deadlock" and "lacks 1 of 2 arrivals" in str(f) for f in faults)

@@ -119,7 +119,7 @@ def test_numbers_of_a_product_are_those_of_the_run(dtype):
 
 @pytest.mark.parametrize("n", [8, 24])
 def test_accumulators_of_a_wgmma(n):
-    """PTX ISA, 9.7.15.5, "Register fragments": warp w has rows 16·w …, d_i lies in columns 8·(i // 4) …"""
+    """PTX ISA, 9.7.15.5, "Register fragments": warp w has rows 16·w …, d_i is in columns 8·(i // 4) …"""
     shown = tips(pictures.wgmma_accumulator(n, thread=100))
     assert len(shown) == len(set(shown)) == 64 * n
     for thread in range(128):
@@ -133,7 +133,7 @@ def test_accumulators_of_a_wgmma(n):
 
 @cuda.jit
 def fetch_2d(map_x, out, x, y, size):
-    """Load one box, and hand out the tile byte by byte as it lies in shared memory."""
+    """Load one box, and copy the tile byte by byte in its shared-memory layout."""
     tile = cuda.shared.array(0, np.uint8, alignment=1024)
     bars = cuda.shared.array(1, np.uint64)
     t = cuda.threadIdx.x
@@ -161,7 +161,7 @@ def fetch(shape, box, swizzle, at):
 
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_a_swizzled_tile_is_where_the_formula_says(swizzle):
-    """Byte `a` of the tile lies at a ^ ((a >> 7) & mask) << 4, for masks of 0, 1, 3 and 7 (the tile at 1024·n)."""
+    """Byte `a` of the tile is at a ^ ((a >> 7) & mask) << 4, for masks of 0, 1, 3 and 7 (the tile at 1024·n)."""
     row_bytes = swizzle or 128
     mask = {0: 0, 32: 1, 64: 3, 128: 7}[swizzle]
     copy, tile, x = fetch((16, row_bytes // 2), (row_bytes // 2, 16), swizzle, (0, 0))

@@ -326,13 +326,13 @@ def test_a_lane_absent_from_an_mma_is_a_fault(block, last, late, why):
 @cuda.jit
 def unwritten_sums_kernel(out):
     sums = cuda.local.array(4, "float32")
-    mma_m16n8k8_into(sums, 0, (0, 0), 0)  # mark: nobody has written the sums
+    mma_m16n8k8_into(sums, 0, (0, 0), 0)  # mark: the sums are unwritten
     out[cuda.threadIdx.x] = sums[0]
 
 
-def test_sums_that_nobody_has_written_are_a_fault():
+def test_uninitialised_accumulators_are_a_fault():
     fault_at(faults_of(unwritten_sums_kernel, 32, np.zeros(32, np.float32)), "uninitialised",
-             "mark: nobody has written the sums")
+             "mark: the sums are unwritten")
 
 
 # cp.async -------------------------------------------------------------------------------------------------------------

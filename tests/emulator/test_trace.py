@@ -194,12 +194,12 @@ def test_copies_are_issued_then_complete_then_end_a_phase_then_a_wait(gemm):
         waits = [e for e in gemm.of("wait") if e.text == f"barriers[{tile % STAGES}], parity {tile // STAGES}"]
         assert {w.row for w in waits} == {f"warp {w}" for w in range(4, 12)}
         assert all(w.end >= phase for w in waits)
-    # and of what happens at one time, the cause is told first
-    told = [e.kind for e in gemm.events if e.end == copies[0].end]
-    assert told == ["copy"] * 2 + ["phase"] + ["wait"] * 8
+    # and of simultaneous events, the cause is listed first
+    kinds = [e.kind for e in gemm.events if e.end == copies[0].end]
+    assert kinds == ["copy"] * 2 + ["phase"] + ["wait"] * 8
 
 
-def test_a_wgmma_comes_after_its_tile_and_before_the_tile_is_loaded_anew(gemm):
+def test_a_wgmma_comes_after_its_tile_and_before_the_tile_is_reloaded(gemm):
     bars, copies = gemm.of("wgmma"), gemm.of("copy")
     assert len(bars) == 4 * K_TILES and {e.row for e in bars} == {"tensor cores"}
     assert {e.text for e in bars} == {"2 × m64n64k16"}  # one of each warpgroup
@@ -208,7 +208,7 @@ def test_a_wgmma_comes_after_its_tile_and_before_the_tile_is_loaded_anew(gemm):
         arrived = max(e.end for e in copies[2 * tile:2 * tile + 2])
         mine = bars[4 * tile:4 * tile + 4]
         assert all(arrived < e.start < e.end for e in mine)
-        if tile + STAGES < K_TILES:  # the stage is loaded anew when its products are complete, and handed back
+        if tile + STAGES < K_TILES:  # the stage is loaded again when its products are complete and it is released
             again = copies[2 * (tile + STAGES)]
             released = [e for e in gemm.of("phase") if e.text == f"barriers[{STAGES + tile}]: phase 0 ends"]
             assert max(e.end for e in mine) <= released[0].end < again.start

@@ -211,7 +211,7 @@ def test_each_operation_rounds_to_its_type(name, rng):
 
 
 def rounded_to(exact, digits):
-    """A fraction rounded to nearest even with so many binary digits."""
+    """A fraction rounded to nearest even with `digits` binary digits."""
     if exact == 0:
         return Fraction(0)
     exponent = math.floor(math.log2(abs(exact)))

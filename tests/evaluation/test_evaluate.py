@@ -218,7 +218,7 @@ def test_the_layouts_of_guided_diffusion_and_edm(tmp_path, rng):
 
 # The command ----------------------------------------------------------------------------------------------------------
 
-def test_the_figures_and_what_stands_beside_them(samples, reference, tmp_path):
+def test_the_figures_and_their_columns(samples, reference, tmp_path):
     result = run(samples, reference, "--features", MEANS, "--json", tmp_path / "f.json")
     assert result.exit_code == 0, result.output
     x, y = extractors.means(pictures(40)), extractors.means(pictures(30, seed=1, shift=20))
@@ -313,7 +313,7 @@ def test_statistics_that_do_not_say_a_size_go_with_any_and_a_note(samples, tmp_p
 
 
 def test_the_parts_of_a_set_are_near_and_another_set_is_far(tmp_path):
-    """The default extractor tells apart what it should: emoji from other emoji, less than from their negatives."""
+    """The default extractor separates emoji from their negatives more than from other emoji."""
     with h5py.File(default_path()) as file:
         images = file["images"][:400, ::2, ::2]
     images = images[np.random.default_rng(0).permutation(400)]
@@ -409,7 +409,7 @@ def test_a_model_is_no_images(tmp_path, name):
 
 @pytest.mark.parametrize("nested", [True, False], ids=["edm2", "flat"])
 def test_statistics_in_a_pickle_are_not_opened_and_the_recipe_works(tmp_path, rng, nested):
-    """It may run code, so numdiff does not; the two lines that the message ends with, run by whoever trusts it, do."""
+    """It may run code, so numdiff does not; the two lines at the end of the message do, if a user trusts the file."""
     import pickle
     mu, sigma = rng.standard_normal(3), np.eye(3)
     statistics = {"mu": mu, "sigma": sigma}

@@ -250,15 +250,15 @@ LIMITED = """
 import json, resource, sys, time
 from numdiff.data.dataset import open_dataset
 from numdiff.errors import NumdiffError
-before, told = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
+before, reported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 for path in sys.argv[1:]:
     start = time.process_time()
     try:
         open_dataset(path)
     except NumdiffError as error:
-        told.append([str(error), time.process_time() - start])
-print(json.dumps([told, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before]))
+        reported.append([str(error), time.process_time() - start])
+print(json.dumps([reported, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before]))
 """
 
 
@@ -268,8 +268,8 @@ def test_refusals_take_little_memory_and_time(tmp_path):
         (tmp_path / attack.__name__).mkdir()
         paths.append(str(write(tmp_path / attack.__name__, attack)))
     done = subprocess.run([sys.executable, "-c", LIMITED, *paths], capture_output=True, text=True, check=True)
-    told, kibibytes = json.loads(done.stdout)
-    assert len(told) == len(ATTACKS) and max(seconds for _, seconds in told) < 2 and kibibytes < 200 << 10
+    reported, kibibytes = json.loads(done.stdout)
+    assert len(reported) == len(ATTACKS) and max(seconds for _, seconds in reported) < 2 and kibibytes < 200 << 10
 
 
 def test_checkpoints_are_read_alike(tmp_path):

@@ -8,8 +8,8 @@ scaled_dot_product_attention where PyTorch is installed (on q, k and v as it wan
 counted). Everything timed is captured once and replayed, as in a training step: forward, backward from what the forward
 left, and both. The ways take turns; before each, the second-level cache is overwritten; events stand around the replay.
 Times are medians in µs; "pred" is the time that was predicted, from the rates below; MiB is what matmuls and version 4
-take beside qkv and dy. The errors are those of versions 4, 3 and 5, the larger of y's and dqkv's against float64 in the
-2-norm, on one image and one head of that length.
+take in addition to qkv and dy. The errors are those of versions 4, 3 and 5, the larger of y's and dqkv's against
+float64 in the 2-norm, on one image and one head of that length.
 """
 import argparse
 import functools

@@ -9,7 +9,7 @@
                                                                       weight gradients by these channels of x, parts,
                                                                       pixels a stage, blocks a cluster
     python -m tests.kernels.benchmark_half_conv --sums                weight gradients with those of bias and timestep
-    python -m tests.kernels.benchmark_half_conv --old                 beside the choice what it replaced: weights one
+    python -m tests.kernels.benchmark_half_conv --old                 the choice and what it replaced: weights one
                                                                       tap a stage; the gradient for any kernel size
 
 Each row is checked against float64 on some outputs before it is timed. Time is the median of nine replays of a CUDA
@@ -113,7 +113,7 @@ def plans_of(size, c, n):
     variants = []
     for width, pixels, blocks in itertools.product(conv2d_hopper_gradient_3x3.WIDTHS, conv2d_hopper_gradient_3x3.PIXELS,
                                                    (1, 2, 4, 8)):
-        with contextlib.suppress(ValueError):  # there are not so many
+        with contextlib.suppress(ValueError):  # there are fewer
             plan = conv2d_hopper_gradient_3x3.choose_plan(BATCH, size, size, c, n, True, 132,
                                                           (width, None, pixels, blocks))[1]
             only = width, plan.parts, pixels, blocks

@@ -1,4 +1,4 @@
-"""Time matmul's float16 rungs on a GPU, beside cuBLAS (torch.matmul) where PyTorch is installed.
+"""Time matmul's float16 rungs on a GPU, compared with cuBLAS (torch.matmul) if PyTorch is installed.
 
     python -m tests.kernels.benchmark_half_matmul [--only PATTERN …] [--versions 6,5] [--rounds 9] [--no-row-sums]
     python -m tests.kernels.benchmark_half_matmul --only 'w*' --width 128     with tiles so wide, whatever is chosen

@@ -5,7 +5,7 @@
     python -m tests.kernels.benchmark_im2win --no-check --passes forward dgrad wgrad   the gradients, too, in a minute
 
 The table is Markdown. Without a GPU it has the bytes alone, which follow from the sizes: of x, and of what im2col and
-im2win write beside it (implicit GEMM writes nothing). The layers are those of the paper's code, with one difference:
+im2win write in addition (implicit GEMM writes nothing). The layers are those of the paper's code, with one difference:
 they are padded by kernel // 2, as all convolutions here, and not at all there. Time is the median of five replays of a
 CUDA graph of three launches, the versions' and cuDNN's in turn; each is first held against float64, which takes NumPy
 minutes: --no-check leaves it out; the tests hold small shapes. cuDNN is allowed no tf32, on channels-last tensors,

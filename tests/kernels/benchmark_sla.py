@@ -1,9 +1,9 @@
-"""Sparse-linear attention on a GPU beside flash attention and PyTorch's, in one run, float16.
+"""Sparse-linear attention on a GPU compared with flash attention and PyTorch's, in one run, float16.
 
     python -m tests.kernels.benchmark_sla                                        T 4,096 and 16,384, top-k 5 and 20 %
     python -m tests.kernels.benchmark_sla --lengths 16384 --shares 0.05 --kernels   and each kernel by itself
 
-Beside the launcher's choice: "mma" is version 2, whose forward makes S of the blocks of a list as they pass by;
+In addition to the launcher's choice: "mma" is version 2, whose forward makes S of the blocks of a list as they pass by;
 "in order" leaves long lists of dkv where they are. --skew makes keys of a block larger or smaller than those of others,
 as a trained model's are, and so some lists longer.
 Forward, and forward with backward, captured once and replayed; the ways take turns, as in benchmark_flash_attention.py,

@@ -90,10 +90,10 @@ def widest_in_registers():
 
 
 def covering(names):
-    """Of names of kernels so many that each two constants of a text are together in one of them.
+    """The kernel names that cover each pair of constants of a text.
 
-    A kernel's name has its constants: tile, order, epilogue, type. A text that compiles, and keeps to its
-    registers, with each two of them is taken to do so with three. The widest come first. The command has all.
+    A kernel's name has its constants: tile, order, epilogue, type. If a text compiles, and keeps to its registers, with
+    each pair of them, it is assumed to do so with three. The widest come first. The command has all.
     """
     chosen = []
     for variants in by_text(names):
@@ -114,8 +114,8 @@ def one_of_each_source():
 
 
 def one_of_each_folder(names):
-    """The last of names of kernels from each folder, and from each file beside the folders, mostly the one with most to
-    it; one whose text is made (versions 1 and 2 of an operation on each element) only where there is no other."""
+    """The last kernel name of each folder, and of each file outside the folders: mostly the longest text. A generated
+    text (versions 1 and 2 of an elementwise operation) is used only if there is no other."""
     made = {name: kernels()[name][0].py_func.__code__.co_filename.startswith("<") for name in names}
     return [*{name.partition(".")[0]: name for name in sorted(names, key=made.get, reverse=True)}.values()]
 

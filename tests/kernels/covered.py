@@ -1,6 +1,6 @@
 """Tests of kernels that run nothing but what quicker ones run: covered.txt names them, the exhaustive part has them.
 
-    pytest -n 0 -p tests.kernels.covered tests/kernels -k "emulator or passes"        writes covered.txt anew
+    pytest -n 0 -p tests.kernels.covered tests/kernels -k "emulator or passes"        rewrites covered.txt
 
 That takes half an hour. It notes for each test in the emulator which statements of numdiff.kernels it reaches, which
 arms of their conditions, whether their loops turn not at all, once, twice or more often, whether integers that they
@@ -30,7 +30,7 @@ reached, places, launched = {}, set(), set()  # {test: (places, seconds)}; of th
 
 @functools.cache
 def listed():
-    """The ids of the tests that covered.txt names; none where it is written anew."""
+    """The ids of the tests that covered.txt names; none if it is being rewritten."""
     if any(NAME in argument for argument in sys.argv):
         return frozenset()
     return frozenset(PATH.read_text(encoding="utf-8").splitlines())
@@ -41,7 +41,7 @@ def is_covered(name):
     return f"{CASES}[{name.encode('unicode_escape').decode()}-shuffled]" in listed()
 
 
-# Written anew ---------------------------------------------------------------------------------------------------------
+# Rewritten ------------------------------------------------------------------------------------------------------------
 
 def turns(place, values):
     """The values of a loop; notes how often it turns."""

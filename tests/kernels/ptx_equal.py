@@ -1,15 +1,15 @@
-"""Which kernels a change leaves as they were: their PTX at another revision beside that of the working tree.
+"""Which kernels a change leaves as they were: compare their PTX at another revision with the working tree's.
 
     python -m tests.kernels.ptx_equal HEAD~3                   every kernel variant, for sm_80 and sm_90a
     python -m tests.kernels.ptx_equal HEAD~3 --only 'flash|mma'   those whose case or whose own name matches
-    python -m tests.kernels.ptx_equal HEAD~3 --jobs 8          in so many processes (default: the cores)
+    python -m tests.kernels.ptx_equal HEAD~3 --jobs 8          number of processes (default: the cores)
 
 Kernel variants are what the cases of `numdiff kernels check` launch, and a training step and the previews of every
 preset in every precision on an A100, an H100 and an H200. A kernel at one revision belongs to that one at the other
-which the same case launches at the same place, whatever they and their files are called. PTX is compared without names
-and debug information (`normalised`). Prints one line for each pair that differs, with what ptxas makes of both: the
-same machine code, or so many registers and spilled bytes. Exit code 1 where machine code differs, and where a case or
-launch has gone.
+which the same case launches at the same place; names of kernels and files do not matter. PTX is compared without names
+and debug information (`normalised`). Prints one line for each pair that differs, with the result of ptxas for both: the
+same machine code, or the counts of registers and spilled bytes. Exit code 1 if machine code differs, or a case or
+launch is missing.
 
 What has been compiled is kept in numdiff's cache folder under a digest of the source that it comes from: of the
 kernel's file and of all that it imports, without comments, docstrings and paths. So a second run compiles what has
@@ -84,7 +84,7 @@ def paired(before, after):
 class Sources:
     """Digests of the modules of a package, each with all that it imports of the package.
 
-    A module counts by its content alone, wherever it lies; of `from .device import name`, with a package's __init__.py
+    A module counts by its content alone, not by its path; of `from .device import name`, with a package's __init__.py
     that only hands the name on, the module counts that has it.
     """
 
@@ -194,7 +194,7 @@ def collect_launches():
 
 def made_of(function, sources, seen):
     """[text] of a kernel's function and of those that it calls: their files' digests, and the plain values that they
-    know by name, which may come from whoever made them (a factory's arguments, a copy's globals)."""
+    know by name, which may come from their factory (its arguments, a copy's globals)."""
     seen.add(function)
     cells = zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ()), strict=True)
     known = {name: function.__globals__.get(name) for name in function.__code__.co_names} | dict(cells)
@@ -298,7 +298,7 @@ class Tree:
 
 
 def assembled(text, arch):
-    """(machine code, "so many registers", and spilled bytes if there are any) that ptxas makes of a PTX text."""
+    """(machine code, "n registers", and spilled bytes if there are any) that ptxas makes of a PTX text."""
     with tempfile.TemporaryDirectory() as folder:
         source, made = pathlib.Path(folder) / "kernel.ptx", pathlib.Path(folder) / "kernel.cubin"
         source.write_text(text)

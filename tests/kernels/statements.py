@@ -3,9 +3,9 @@
     python -m tests.kernels.statements                 all cases of `numdiff kernels check`, in about 15 minutes
     python -m tests.kernels.statements sla depthwise   those of these operations, and of operations named after them
 
-A statement under `if HS % 16` is in no kernel of another head size: two specialisations of one text are two programs.
-So a case may go to the exhaustive part (REPEATED in test_check.py) only where its statements are reached without it, by
-another case or by a test beside the operation's; those that alone reach one stand in ALONE. This prints the statements
+Two specialisations of one text are two programs: a statement under `if HS % 16` is in no kernel of another head size.
+So a case may go to the exhaustive part (REPEATED in test_check.py) only if another case, or another test of the
+operation, reaches its statements. Cases that alone reach one are listed in ALONE. This prints the statements
 in question by file and line, an arm of `a if b else c` as one, and the quickest cases that together reach them.
 """
 import ast

@@ -102,7 +102,7 @@ class Noting(PtxDevice):
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("kind", ["unet", "dit"])
 def test_a_gpu_runs_the_same_kernels_for_any_batch(kind, half):
-    """The kernels' identities tell versions and tiles, their number tells whether sums are split."""
+    """The kernels' identities show versions and tiles; their number shows whether sums are split."""
     device = Noting()
     model = (UNet(image_size=64, device=device, seed=None) if kind == "unet" else
              DiT(image_size=32, hidden_size=384, depth=2, num_heads=6, device=device, seed=None))

@@ -23,7 +23,7 @@ from tests.kernels.covered import is_covered
 
 
 class Names(EmulatorDevice):
-    """Runs no kernel, and so tells in no time which ones are launched, and from which lines they come."""
+    """Records the launches and their source lines without running a kernel."""
 
     sources = None
 
@@ -234,7 +234,7 @@ def test_results_that_differ_between_runs_are_seen():
     assert not checking.check_case(case(run, x=(3, 4)), 1, "emulator").same
 
 
-def test_a_fault_is_told():
+def test_a_fault_is_reported():
     def run(a, version):
         raise KernelFault("some_kernel", [])
     assert "some_kernel" in checking.check_case(case(run, x=(3,)), 1, "emulator").fault

@@ -35,7 +35,7 @@ def test_a_kernel_of_each_folder_compiles(name):
 @exhaustive
 @pytest.mark.parametrize("name", names_of_tests()["variants"])
 def test_variants_compile_for_every_capability(name):
-    """…of a text so many that each two constants are together; `numdiff kernels check --device ptx` has all."""
+    """Enough variants of a text that each pair of constants occurs; `numdiff kernels check --device ptx` has all."""
     kernel, signature = kernels()[name]
     capabilities = capabilities_of(kernel)
     texts = PtxDevice.compile(kernel, signature, capabilities)

@@ -74,7 +74,7 @@ def test_gradients_are_those_of_differences(rng):
 
 
 def test_what_is_kept():
-    """The backward reads what a derivative names, and computes again what lies between; h is neither."""
+    """The backward reads what a derivative names, and recomputes values in between; h is neither."""
     assert list(CHAIN.kept) == ["x", "scale", "shift", "slope"]
     text = CHAIN.text("backward", "naive")
     assert text.count("= step(") == text.count("= silu(") == 1 and " h" not in text
@@ -133,7 +133,7 @@ def test_somebodys_chain_is_kept_on_disk_but_compiled_when_it_is_launched():
     assert not x.backend.kernels
 
 
-def test_a_fault_tells_the_line_of_the_text():
+def test_a_fault_names_the_line_of_the_text():
     """An index of an operation's own that is out of bounds, in the emulator."""
     table = np.ones(3, np.float32)
 
@@ -199,7 +199,7 @@ def test_what_does_not_fit_a_chain_is_refused(engine):
             CHAIN.forward(x, scale, shift, 0.1, h, version="vectorised")
 
 
-def test_a_missing_derivative_is_told():
+def test_a_missing_derivative_is_reported():
     rounded = Operation(lambda x: float32(int(x)))
     chain = fuse(EACH, SILU, rounded, SCALED, EACH)
     with pytest.raises(ValueError, match="takes x, scale, shift, and was given 1 of these 3"):
@@ -225,7 +225,7 @@ def test_the_text_compiles_for_every_capability():
     assert {key[1] for key in device.launched} == {f"{chain.name}_forward_kernel_v3"}
 
 
-def test_sums_beside_a_place_without_rows_are_refused():
+def test_sums_with_a_place_without_rows_are_refused():
     reversed_place = Place("like x", lambda shape: shape, "y.size - 1 - i", numpy=lambda a, shape: a.reshape(-1)[::-1])
     biased = Operation(lambda x, bias: x + bias, PER_CHANNEL, x=UNCHANGED, bias=UNCHANGED)
     with pytest.raises(ValueError, match="since a place without rows has no part in sums"):

@@ -96,7 +96,7 @@ def test_a_sum_brings_the_largest_of_every_rank(engine, rng, ranks):
 
 
 @RANKS
-def test_barrier_tells_everybody_and_passes_when_all_are_there(engine, ranks):
+def test_barrier_signals_all_ranks_and_passes_when_all_arrive(engine, ranks):
     flags = [engine.zeros(P.MAX_RANKS * P.STRIDE, np.int32) for _ in range(ranks)]
     counters = [engine.zeros(1, np.int32) for _ in range(ranks)]
     status = engine.zeros(1, np.int32)

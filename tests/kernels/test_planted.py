@@ -59,7 +59,7 @@ def normed(*shape):
 
 
 def rest(gpu, N=66):
-    """S of so many blocks: two stages of keys."""
+    """S of N blocks: two stages of keys."""
     run_once(rest_case(N, 2), 3, gpu)
 
 

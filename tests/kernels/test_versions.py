@@ -38,7 +38,7 @@ LAUNCHERS = [f for module in MODULES for name, f in vars(module).items() if insp
              and f.__module__ == module.__name__ and not name.startswith("_") and f.__name__ == name
              and getattr(inspect.signature(f).parameters.get("version"), "default", inspect.Parameter.empty) is None]
 SAID = re.compile(r"\bv(\d) +([a-z][\w-]*)(?=[:,])")  # "v2 vectorised: …" in a docstring
-TOLD = re.compile(r"\bversion (\d) \(([a-z][\w-]*)\)")  # "version 2 (vectorised) needs …" in a message
+IN_MESSAGE = re.compile(r"\bversion (\d) \(([a-z][\w-]*)\)")  # "version 2 (vectorised) needs …" in a message
 
 
 class Launches(EmulatorDevice):
@@ -151,14 +151,14 @@ def test_what_there_is_not():
 
 
 def sections(module):
-    """Where a module's docstring, or its folder's, tells the versions; without their figures."""
+    """The VERSIONS sections of a module's docstring, or its folder's; without their figures."""
     package = importlib.import_module(module.__package__)
     for each in (module, package) if package is not numdiff.kernels else (module,):
         yield re.sub(r"(?ms)^MEASURED$.*?(?=^[A-Z])", "", each.__doc__ or "")
 
 
 def names_of_files(module):
-    """{(name, number)} of the operations of a module's folder in kernels/; of one beside the folders, its own."""
+    """{(name, number)} of the operations of a module's folder in kernels/; of a file outside the folders, its own."""
     place = ".".join(module.__name__.split(".")[:3])
     operations = {operation_of(f.__name__) for f in LAUNCHERS if f.__module__.startswith(place)}
     return {pair for operation in operations for pair in NAMES[operation].items()}
@@ -170,11 +170,11 @@ def test_docstrings_tell_the_names():
         operation = operation_of(f.__name__)
         if operation in ("linear", "total_sum"):  # matmul's; column_sum's
             continue
-        told = {(name, int(number)) for text in sections(inspect.getmodule(f)) for number, name in SAID.findall(text)}
-        assert set(NAMES[operation].items()) <= told, f.__name__
+        listed = {(name, int(number)) for text in sections(inspect.getmodule(f)) for number, name in SAID.findall(text)}
+        assert set(NAMES[operation].items()) <= listed, f.__name__
     for module in MODULES:
-        told = {(name, int(number)) for number, name in SAID.findall(next(sections(module)))}
-        assert told <= names_of_files(module), module.__name__
+        listed = {(name, int(number)) for number, name in SAID.findall(next(sections(module)))}
+        assert listed <= names_of_files(module), module.__name__
 
 
 @pytest.mark.parametrize("folder", sorted({module.__name__.split(".")[2] for module in MODULES}))
@@ -188,4 +188,4 @@ def test_messages_tell_the_names(folder):
             text = ast.unparse(raised.exc.args[0] if isinstance(raised.exc, ast.Call) and raised.exc.args else
                                raised.exc)
             assert not re.search(r"(?<!no )\bversion (\d|\{version\}|\{VERSION\})(?! \()", text), text
-            assert {(name, int(number)) for number, name in TOLD.findall(text)} <= names, text
+            assert {(name, int(number)) for number, name in IN_MESSAGE.findall(text)} <= names, text

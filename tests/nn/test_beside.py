@@ -49,7 +49,7 @@ def device():
 # The two streams ------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("wait", [beside.rejoin, settle, lambda: None], ids=["rejoin", "settle", "end"])
-def test_what_is_beside_is_there_afterwards(device, wait):
+def test_side_stream_results_are_complete_afterwards(device, wait):
     target = array(device)
     with collected():
         with beside.beside(target, target):
@@ -122,7 +122,7 @@ def test_a_sum_of_parts_that_waited_is_waited_for_wherever_it_is_added_up(device
         assert is_zero(targets[0])
 
 
-def test_what_is_freed_meanwhile_is_given_to_nobody(device):
+def test_memory_freed_meanwhile_is_not_reused(device):
     first, target = array(device, 0), array(device)
     address = device.pointer(first)
     with collected():

@@ -65,7 +65,7 @@ def test_container_and_prefix(weights, factor):
         assert np.array_equal(array, factor * want["container__" + name]), name
 
 
-# A writer of `.pt` files for the tests: Python's pickler told what PyTorch's classes are called ----------------------
+# A writer of `.pt` files for the tests: Python's pickler with the names of PyTorch's classes -------------------------
 
 class Foreign:
     """An object whose pickle asks for the global `text` ('module name') and calls it with `arguments`."""
@@ -319,9 +319,9 @@ def test_round_trip(tmp_path, kind):
     state, options = model_state("classes_updown")
     with open(tmp_path / f"w.{kind}", "wb") as file:
         write_state_dict(file, state, kind, options)
-    got, told = read_weights(tmp_path / f"w.{kind}")
+    got, settings = read_weights(tmp_path / f"w.{kind}")
     assert set(got) == set(state) and all(np.array_equal(got[name], state[name]) for name in state)
-    assert told == options
+    assert settings == options
 
 
 def test_safetensors_types(tmp_path):
@@ -366,9 +366,10 @@ def test_unet_cu_bin(tmp_path, unet_cu, extra):
     options, state = unet_cu
     path = tmp_path / "model.bin"
     path.write_bytes(unet_cu_bytes(options, state, extra, extra))
-    got, told = read_weights(path)
-    assert told["use_new_attention_order"] and told["max_period"] == 1000 and told["num_head_channels"] == 32
-    assert told["attention_resolutions"] == [8, 4] and told["image_size"] == 32
+    got, settings = read_weights(path)
+    assert settings["use_new_attention_order"] and settings["max_period"] == 1000
+    assert settings["num_head_channels"] == 32
+    assert settings["attention_resolutions"] == [8, 4] and settings["image_size"] == 32
     assert list(got) == list(state) and all(np.array_equal(got[name], state[name]) for name in state)
 
 

@@ -45,16 +45,16 @@ def averaged(state):
     lambda raw, shadow: {"model_state_dict": raw, "ema_state_dict": {"shadow_params": shadow}, "epoch": 3},
     lambda raw, shadow: {"shadow_params": shadow, "state_dict": {f"module.{k}": v for k, v in raw.items()}},
     lambda raw, shadow: {"ema": {"shadow_params": shadow}, "model": {"betas": np.ones(3), **raw}}],
-    ids=["torch_ema", "ema_state_dict", "beside", "with_buffers"])
+    ids=["torch_ema", "ema_state_dict", "separate", "with_buffers"])
 def test_averages_without_names(tmp_path, state, averaged, wrap):
-    """torch-ema's list is in the order of the parameters, whose names the state dict beside it has."""
+    """torch-ema's list is in the order of the parameters, whose names are in the separate state dict."""
     path = write(tmp_path / "w.pt", wrap(state, list(averaged.values())))
     assert same(load_state_dict(path), averaged) and same(load_state_dict(path, "raw"), state)
 
 
 @pytest.mark.parametrize("left_out", [(), ("feat_rope.freqs_cos", "feat_rope.freqs_sin"),
                                       ("pos_embed", "feat_rope.freqs_cos", "feat_rope.freqs_sin")])
-def test_fixed_tables_that_an_average_leaves_out_come_from_beside(tmp_path, left_out):
+def test_fixed_tables_missing_in_an_average_come_from_the_state_dict(tmp_path, left_out):
     """A LightningDiT's positions and angles: the average is of the parameters, or of those that are trained."""
     info = stored.load("dit_rope")["info"]
     raw = with_positions(stored_dit.state_dict(info["shapes"], 1), info["options"])
@@ -68,8 +68,8 @@ def test_fixed_tables_that_an_average_leaves_out_come_from_beside(tmp_path, left
 def test_averages_that_cannot_be_named(tmp_path, state, averaged):
     shadow = list(averaged.values())
     for content, message in (
-            ({"ema": {"shadow_params": shadow}}, "no state dict beside them to take names from: save them by"),
-            ({"shadow_params": shadow}, "no state dict beside them"),
+            ({"ema": {"shadow_params": shadow}}, "no state dict with them to take names from: save them by"),
+            ({"shadow_params": shadow}, "no state dict with them"),
             ({"ema": {"shadow_params": shadow[1:]}, "model": state}, "do not match, one by one, .*--weights raw"),
             ({"ema": {"shadow_params": shadow[::-1]}, "model": state}, "do not match, one by one"),
             ({"ema": {"shadow_params": [1] * len(shadow)}, "model": state}, "do not match, one by one")):
@@ -94,9 +94,9 @@ def test_prefixes(tmp_path, state, prefix, kind):
         path = tmp_path / "w.safetensors"
         with open(path, "wb") as file:
             write_state_dict(file, whole, "safetensors")
-    got, told = read_weights(path)
+    got, settings = read_weights(path)
     assert set(got) == set(state) and all(np.array_equal(got[name], state[name]) for name in state)
-    np.testing.assert_array_equal(told["betas"], whole["betas"])
+    np.testing.assert_array_equal(settings["betas"], whole["betas"])
 
 
 @pytest.mark.parametrize("raw, ema", [("model.", "ema_model."), ("", "ema."), ("model.", "model_ema.module."),

@@ -56,7 +56,7 @@ def test_what_torch_save_wrote(path, weights, seed):
     ("torch Size", "in a way that torch.save does not use"),
     ("argparse ArgumentParser", "argparse.ArgumentParser.*was not run"), ("os system", "os.system.*was not run")])
 def test_a_namespace_is_the_only_object(tmp_path, name, word):
-    """The training checkpoint's settings become a dict that nobody reads; nothing else can be made in that way."""
+    """The training checkpoint's settings become an unused dict; nothing else can be made in that way."""
     made = b"c" + name.replace(" ", "\n").encode() + b"\n)\x81}X\x02\x00\x00\x00lrK\x01sb"  # NEWOBJ, then BUILD
     weights = pickled({"a": tensor("FloatStorage", "0", 2, (2,))})[2:-1]
     data = b"\x80\x02}(X\x03\x00\x00\x00ema" + weights + b"X\x04\x00\x00\x00args" + made + b"u."

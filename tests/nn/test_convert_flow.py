@@ -61,9 +61,9 @@ def test_files_go_both_ways(rng, inputs, tmp_path, lightning):
     block = {"norm": "rms", "rope": True, "mlp": "swiglu"} if lightning else {"learn_sigma": True}
     theirs, (x, y) = random_model(rng, **block), inputs
     np.savez(tmp_path / "theirs.npz", **to_torch_layout(theirs.arrays()))
-    told = {} if lightning else {"path": "linear"}
+    stated = {} if lightning else {"path": "linear"}
     free = {"image_size": 8, "num_heads": 3, **({"rope": True} if lightning else {})}
-    result = convert(tmp_path / "theirs.npz", tmp_path / "ours.h5", diffusion=told, **free)
+    result = convert(tmp_path / "theirs.npz", tmp_path / "ours.h5", diffusion=stated, **free)
     assert result.diffusion["path"] == "linear" and result.diffusion["prediction"] == "flow"
     assert result.options["learn_sigma"] is False
     ours = numdiff.load(tmp_path / "ours.h5", device="cpu")

@@ -1,4 +1,4 @@
-"""What numdiff's `.npz` and `.safetensors` tell beside the tensors: texts from outside, where other programs do not
+"""The metadata in numdiff's `.npz` and `.safetensors` files: texts from outside, stored where other programs do not
 look."""
 import io
 import json
@@ -29,21 +29,21 @@ def written(path, kind, training):
 def test_names_of_every_kind_come_back(tmp_path, kind, names):
     training = {"step": 3, "classes": names, "pictures": {"sampler": "heun", "steps": 7, "cfg_interval": [0.1, 2.0]}}
     assert written(tmp_path / "w", kind, training) == {}
-    state, told = read_weights(tmp_path / "w")
+    state, stored = read_weights(tmp_path / "w")
     assert set(state) == set(STATE)
-    assert told == {**OPTIONS, "diffusion": DIFFUSION, "training": training}
+    assert stored == {**OPTIONS, "diffusion": DIFFUSION, "training": training}
 
 
 @pytest.mark.parametrize("letter, longest", [("a", 66), ("猫", 22), ('"', 16)])
-def test_a_comment_holds_all_or_tells_what_it_does_not(letter, longest):
+def test_a_comment_holds_all_or_names_what_is_missing(letter, longest):
     """Names of as many letters as a zip's comment has place for, and of one more: never a comment cut off."""
     def left(length):
         stream = io.BytesIO()
         result = write_state_dict(stream, STATE, "npz", None, None, {"step": 1, "classes": [letter * length] * 900})
         with zipfile.ZipFile(stream) as archive:
             assert 0 < len(archive.comment) <= LONGEST_COMMENT
-            told = json.loads(json.loads(archive.comment)["numdiff_training"])
-        assert told.keys() | result.keys() == {"step", "classes"} and not told.keys() & result.keys()
+            stored = json.loads(json.loads(archive.comment)["numdiff_training"])
+        assert stored.keys() | result.keys() == {"step", "classes"} and not stored.keys() & result.keys()
         with np.load(stream) as arrays:
             assert arrays.files == list(STATE)  # all that load_state_dict(strict=True) is given
         return bool(result)
@@ -57,7 +57,7 @@ def test_a_comment_holds_all_or_tells_what_it_does_not(letter, longest):
     '{"classes": {"0": "a"}}', '{"pictures": {"steps": {"a": 1}}}', '{"pictures": {"steps": [[1]]}}', '{"step": 3',
     "[" * 60000, '{"step": 3}, {}'], ids=range(11))
 def test_what_is_no_record_is_left_out_and_said(tmp_path, kind, text):
-    """Types, ranges and depths; the weights, and what else the file tells, are read all the same."""
+    """Types, ranges and depths; the weights and the other metadata are read all the same."""
     metadata = {"numdiff_options": json.dumps(OPTIONS), "numdiff_training": text}
     if kind == "npz":
         np.savez(tmp_path / "w.npz", **STATE)
@@ -65,15 +65,15 @@ def test_what_is_no_record_is_left_out_and_said(tmp_path, kind, text):
             archive.comment = json.dumps(metadata).encode()
     else:
         safetensors.numpy.save_file(STATE, tmp_path / "w.safetensors", metadata)
-    state, told = read_weights(tmp_path / f"w.{kind}")
-    (said,) = told.pop("broken")
+    state, stored = read_weights(tmp_path / f"w.{kind}")
+    (said,) = stored.pop("broken")
     assert said.startswith("the step, the names of the classes and how the run drew its pictures, as their record in "
                            "the file is damaged (") and len(said) < 400
-    assert set(state) == set(STATE) and told == OPTIONS
+    assert set(state) == set(STATE) and stored == OPTIONS
 
 
 @pytest.mark.parametrize("name", ["training", "diffusion", "broken", "betas"])
-def test_what_is_told_beside_options_is_no_option(tmp_path, name):
+def test_metadata_next_to_options_is_no_option(tmp_path, name):
     with open(tmp_path / "w", "wb") as file:
         write_state_dict(file, STATE, "safetensors", {**OPTIONS, name: [1]})
     assert read_weights(tmp_path / "w")[1] == OPTIONS

@@ -195,7 +195,7 @@ def test_gradients_accumulate_over_two_backwards(rng):
 
 
 def test_both_kinds_of_attention_agree(rng, monkeypatch):
-    """Heads of 32 go through flash attention; told that it takes none, the model takes the other way."""
+    """Heads of 32 use flash attention; if it supports no head size, the model uses the unfused path."""
     model = fill(tiny(hidden_size=64), rng)
     x = rng.standard_normal((2, 8, 8, 3))
     one = model.predict(x, 3, 1)

@@ -54,7 +54,7 @@ def test_hybrid_loss(engine, kind):
     tape.backward(loss)
     engine.check(loss.data, reference[f"{kind}_loss"], 1e-4)
     engine.check(output.grad, reference[f"{kind}_gradient"], BACKWARD)
-    for channels in (slice(0, 3), slice(3, 6)):  # the bound's gradient is not lost beside the squared error's
+    for channels in (slice(0, 3), slice(3, 6)):  # the small gradient of the bound is not lost
         if engine.computes:
             got, want = download(output.grad)[..., channels], reference[f"{kind}_gradient"][..., channels]
             assert relative_error(got, want) <= BACKWARD

@@ -76,7 +76,7 @@ def test_what_is_trained_has_the_gradients_of_the_whole(kind, patterns, recomput
         if name not in frozen:
             np.testing.assert_array_equal(value, whole[name], err_msg=name)
     for array in (got[name] for name in frozen if got[name].ndim > 1 and "emb_layers" not in name):
-        assert not array.any()  # nobody computes the large ones
+        assert not array.any()  # the large ones are not computed
 
 
 class Grouped(Module):

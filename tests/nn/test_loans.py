@@ -78,7 +78,7 @@ def same(a, b):
 
 class HostArena:
     """An arena in the memory of the host, for the CPU engine: results of its forward operations are copied there, and
-    are given back as a GPU's are when nobody holds them any longer."""
+    freed with their last reference, as on a GPU."""
 
     def __init__(self):
         self.kept = []
@@ -243,7 +243,7 @@ class Tied(DiT):
 
 
 @pytest.mark.parametrize("kind", [Keeps, Tied])
-def test_what_breaks_the_invariant_is_told(kind):
+def test_a_broken_invariant_is_reported(kind):
     def made():
         return step_of(kind(image_size=8, in_channels=3, patch_size=2, hidden_size=32, depth=3, num_heads=2,
                             num_classes=3, device="cpu"), batch=2)
@@ -328,7 +328,7 @@ BASE = {"image_size": 32, "in_channels": 4, "hidden_size": 384, "depth": 6, "num
                    ("dit", "fp16", "mlp", 0.7), ("unet", "fp32", "blocks", 0.2))])
 def test_the_peak_is_lower_by_most_of_the_gradients(kind, precision, recompute, share, monkeypatch):
     monkeypatch.undo()  # only what is worth a launch
-    monkeypatch.setattr(beside, "HELD", 0)  # of memory that is held back there is less where something is lent
+    monkeypatch.setattr(beside, "HELD", 0)  # aliasing leaves less memory to hold back
     peaks, launches = [], []
     for lends in (False, True):
         device = Counting()

@@ -34,7 +34,7 @@ def test_no_part_begins_within_an_atom():
     for ranks in (2, 3, 4):
         bounds = bounds_of(4096, ranks, 64, atoms)
         assert not any(start < bound < stop for bound in bounds for start, stop in atoms)
-    assert bounds_of(4096, 2, 64, atoms) == [0, 1664, 4096]  # 2048 lies nearer to the last one's start than to its end
+    assert bounds_of(4096, 2, 64, atoms) == [0, 1664, 4096]  # 2048 is nearer to the last one's start than to its end
 
 
 def test_pieces_are_cut_in_the_same_places_whatever_is_trained():

@@ -137,7 +137,7 @@ def test_buckets_leave_when_their_gradients_are_whole(build):
                                                 (lambda: dit(mlp="swiglu"), "mlp", "mlp.w3"),
                                                 (unet, "attention", "proj_out")])
 def test_the_last_product_is_not_computed_again(build, part, layer, monkeypatch):
-    """Whatever lies where its result would be."""
+    """The memory of its result may hold anything."""
     model, computed = build(), []
     model.recompute_blocks(part)
     forward, weights = K.linear_forward, {}

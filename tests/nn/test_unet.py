@@ -103,7 +103,8 @@ def random_model(kind):
 
 @pytest.mark.parametrize("kind", ["unet", "dit"])
 def test_timesteps_are_continuous(kind, rng):
-    """Between two whole ones lies neither, but nearly their mean; float and integer timesteps that are equal agree."""
+    """The output between two integer timesteps differs from both and is near their mean; float and integer timesteps
+    that are equal agree."""
     model, x = random_model(kind), rng.standard_normal((2, 8, 8, 3)).astype(np.float32)
     low, middle, high = (model.predict(x, t, 0) for t in (998.75, 999.0, 999.25))
     np.testing.assert_array_equal(middle, model.predict(x, 999, 0))

@@ -1,9 +1,9 @@
-"""numdiff beside public code that lies on this machine: models with random weights, transport, schedules, samplers.
+"""numdiff compared with public code on this machine: models with random weights, transport, schedules, samplers.
 
     python tests/reference/compare_public.py SiT LightningDiT k-diffusion edm
 
-Each argument is a checkout: of willisma/SiT, hustvl/LightningDiT, crowsonkb/k-diffusion or NVlabs/edm, told apart by
-its files. Nothing of them is part of numdiff: they are imported from where they lie, and run on the CPU in float32. It
+Each argument is a checkout: of willisma/SiT, hustvl/LightningDiT, crowsonkb/k-diffusion or NVlabs/edm, recognised by
+its files. Nothing of them is part of numdiff: they are imported from the checkout, and run on the CPU in float32. It
 needs PyTorch and what they import (timm with torchvision, einops, torchdiffeq, torchsde, scipy, tqdm); of fairscale
 only names are asked for.
 
@@ -128,7 +128,7 @@ def compare_sit(repo):
 
 
 def compare_lightning(repo):
-    for name in FAIRSCALE:  # models/rmsnorm.py imports it for classes that nobody uses
+    for name in FAIRSCALE:  # models/rmsnorm.py imports it for unused classes
         sys.modules.setdefault(name, MagicMock())
     sizes = {"input_size": 8, "in_channels": 4, "hidden_size": 40, "depth": 2, "num_heads": 2, "num_classes": 5}
     published = {"use_swiglu": True, "use_rope": True, "use_rmsnorm": True}
@@ -155,12 +155,12 @@ def compare_transport(name, transport):
     diffusion, levels = drawn(len(normal(0)))
     image, eps, answer = normal(4), normal(5), normal(6)
     t = 1 - np.asarray(levels.seen, np.float32)  # counted from noise
-    told = torch.from_numpy(t), to_nchw(eps), to_nchw(image)
-    _, x_t, velocity = made.path_sampler.plan(*told)
+    inputs = torch.from_numpy(t), to_nchw(eps), to_nchw(image)
+    _, x_t, velocity = made.path_sampler.plan(*inputs)
     report(f"{name}'s transport: x_t", diffusion.q_sample(image, eps, levels), to_nhwc(x_t))
     target = diffusion.target(image, eps, levels)
     report(f"{name}'s transport: target", -target, to_nhwc(velocity))
-    made.sample = lambda *_: told
+    made.sample = lambda *_: inputs
     theirs = made.training_losses(lambda x, t: to_nchw(answer), to_nchw(image))["loss"].mean()
     report(f"{name}'s transport: loss", diffusion.loss(Tensor(-answer), target, image, levels).data, [float(theirs)])
     ways = {"uniform": ({}, {}, {})}
@@ -260,8 +260,8 @@ def compare_edm_loss(losses, networks):
     seen = SimpleNamespace()
 
     class Network(torch.nn.Module):
-        def forward(self, x, told, *_, **__):
-            seen.x, seen.told = x, told
+        def forward(self, x, c_noise, *_, **__):
+            seen.x, seen.c_noise = x, c_noise
             return to_nchw(answer)
 
     net = networks.EDMPrecond.__new__(networks.EDMPrecond)
@@ -276,7 +276,7 @@ def compare_edm_loss(losses, networks):
     finally:
         torch.randn, torch.randn_like = randn, randn_like
     report("EDM's EDMPrecond: what the network sees", diffusion.q_sample(image, eps, levels), to_nhwc(seen.x))
-    report("EDM's EDMPrecond: c_noise", levels.seen, seen.told.reshape(-1).numpy())
+    report("EDM's EDMPrecond: c_noise", levels.seen, seen.c_noise.reshape(-1).numpy())
     target = diffusion.target(image, eps, levels)
     report("EDM's EDMLoss", diffusion.loss(Tensor(answer), target, image, levels).data, [float(theirs.mean())], 1e-4)
 

@@ -62,10 +62,10 @@ def make_loss(name):
     x_0, eps = (torch.from_numpy(stored.normal(f"objectives/{name}/{what}", stored.SHAPE)).double()
                 for what in ("image", "noise"))
     level = torch.from_numpy(stored.levels(name, len(x_0)))[:, None, None, None]
-    x_t, told, errors = OBJECTIVES[name](x_0, eps, level, lambda x: answer)
+    x_t, level_input, errors = OBJECTIVES[name](x_0, eps, level, lambda x: answer)
     loss = errors(x_t).mean()
     loss.backward()
-    return {f"{name}_x_t": x_t.numpy(), f"{name}_told": told.reshape(-1).numpy(), f"{name}_loss": loss.item(),
+    return {f"{name}_x_t": x_t.numpy(), f"{name}_told": level_input.reshape(-1).numpy(), f"{name}_loss": loss.item(),
             f"{name}_gradient": answer.grad.numpy()}
 
 
@@ -80,9 +80,9 @@ def make_trajectory(name):
     losses, norms = [], []
     for step in range(c["steps"]):
         part = slice(step * c["batch"], (step + 1) * c["batch"])
-        x_t, told, errors = OBJECTIVES[name](
+        x_t, level_input, errors = OBJECTIVES[name](
             x_0[part], eps[part], twin_dit.spread(level[part]),
-            lambda x: model(x, told.reshape(-1), y[part]))  # noqa: B023 (called within the same step)
+            lambda x: model(x, level_input.reshape(-1), y[part]))  # noqa: B023 (called within the same step)
         loss = errors(x_t).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -102,5 +102,5 @@ if __name__ == "__main__":
         print(each, *(f"{loss:.4f}" for loss in arrays[f"{each}_losses"]))
     shapes = twin_dit.Twin(**stored.TRAJECTORY["options"]).named_parameters()
     save("objectives", info={"shapes": {name: list(p.shape) for name, p in shapes}, **stored.TRAJECTORY},
-         **{key: np.asarray(value) if key.endswith(("loss", "losses", "norms", "parameters", "told")) else
+         **{key: np.asarray(value) if key.endswith(("loss", "losses", "norms", "parameters", "_told")) else
             value.astype(np.float32) for key, value in arrays.items()})

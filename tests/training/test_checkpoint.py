@@ -101,9 +101,9 @@ def test_newest_skips_the_damaged_and_says_so(tmp_path, caplog):
     save_steps(tmp_path, 1, 2, 3)
     flip_byte(tmp_path / checkpoint_name(3), 500)
     (tmp_path / checkpoint_name(4)).write_bytes(b"")
-    told = []
-    assert newest_checkpoint(tmp_path, told.append) == tmp_path / checkpoint_name(2)
-    assert [checkpoint_name(4) in told[0], checkpoint_name(3) in told[1]] == [True, True]
+    messages = []
+    assert newest_checkpoint(tmp_path, messages.append) == tmp_path / checkpoint_name(2)
+    assert [checkpoint_name(4) in messages[0], checkpoint_name(3) in messages[1]] == [True, True]
     with caplog.at_level(logging.WARNING):
         newest_checkpoint(tmp_path)
     assert len(caplog.records) == 2
@@ -126,7 +126,7 @@ def test_prune_keeps_the_newest_valid(tmp_path):
     assert [p.name for p in list_checkpoints(tmp_path)] == [checkpoint_name(s) for s in (5, 4, 3)]
 
 
-def test_who_asks_for_what_was_pruned_is_told(tmp_path):
+def test_a_request_for_a_pruned_checkpoint_is_refused(tmp_path):
     """As someone who makes samples while the run goes on."""
     save_steps(tmp_path, 1, 2, 3)
     prune_checkpoints(tmp_path, 1)

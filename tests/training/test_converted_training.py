@@ -1,4 +1,4 @@
-"""What a converted file keeps beside weights and options: the step, the names of the classes, how the run drew."""
+"""What a converted file keeps next to weights and options: the step, the class names, the run's sampling."""
 import json
 
 import numpy as np
@@ -67,14 +67,14 @@ def test_what_somebody_else_wrote_there_is_left_alone(tmp_path, wrong):
 def test_what_is_left_out_is_said(tmp_path, caplog):
     """By convert, --init and load: a damaged record, and more names than the model has classes."""
     convert(saved(tmp_path / "run"), tmp_path / "w.npz")
-    state, told = read_weights(tmp_path / "w.npz")
-    diffusion, training = told.pop("diffusion"), told.pop("training")
+    state, stored = read_weights(tmp_path / "w.npz")
+    diffusion, training = stored.pop("diffusion"), stored.pop("training")
     for wrong, words in (({**training, "step": -1}, "the step, the names of the classes and how the run drew its "
                           "pictures, as their record in the file is damaged (numdiff_training.step is -1 and must be a "
                           "whole number"), ({**training, "classes": [*NAMES, "fish"]},
                           "the names of the classes, as it names 3 classes, and its model has 2")):
         with open(tmp_path / "w.npz", "wb") as file:
-            write_state_dict(file, state, "npz", told, diffusion, wrong)
+            write_state_dict(file, state, "npz", stored, diffusion, wrong)
         (note,) = [text for heading, text in convert(tmp_path / "w.npz", tmp_path / "m.h5").notes]
         assert note.startswith(words) and read_any(tmp_path / "w.npz", reader="train").remarks == [("left out", note)]
         caplog.clear()
@@ -97,6 +97,6 @@ def test_a_checkpoint_of_more_names_than_classes_is_none(tmp_path):
 def test_other_readers_of_safetensors_are_undisturbed(tmp_path):
     convert(saved(tmp_path / "run"), tmp_path / "w.safetensors")
     with safetensors.safe_open(tmp_path / "w.safetensors", "np") as file:
-        told = file.metadata()
-        assert told["format"] == "pt" and json.loads(told["numdiff_training"])["classes"] == NAMES
+        stored = file.metadata()
+        assert stored["format"] == "pt" and json.loads(stored["numdiff_training"])["classes"] == NAMES
         assert "blocks.0.attn.qkv.weight" in file.keys()

@@ -97,7 +97,7 @@ def test_folder_of_diffusers(tmp_path):
 
 
 def test_one_file_of_a_diffusers_folder_asks_for_the_folder(tmp_path):
-    """…whichever file, under whatever name, to whoever reads it."""
+    """For any of its files, under any name, and any reader."""
     _, state = stored_state("latents")
     folder = tmp_path / "pipeline" / "transformer"
     convert(write_npz(tmp_path / "w.npz", state), folder, image_size=8, num_heads=3)
@@ -236,7 +236,7 @@ def test_a_folder_of_diffusers_is_read_back(tmp_path):
     ({"prediction": "eps"}, "DDIMScheduler(num_train_timesteps=1000, beta_start=0.0001, beta_end=0.02, "
                             "prediction_type='epsilon', clip_sample=False)", None, None)])
 def test_a_folder_of_any_objective_is_read_back(tmp_path, diffusion, scheduler, scale, elsewhere):
-    """diffusers counts time as numdiff does, so nothing is turned round there and back. What samples it is told."""
+    """diffusers counts time as numdiff does, so both conversions keep time's direction. The sampler is stored."""
     model = DiT(image_size=4, in_channels=4, patch_size=2, hidden_size=32, depth=1, num_heads=1, num_classes=2,
                 class_dropout=0.1, learn_sigma=False, device="cpu")
     diffusion = Diffusion(**diffusion).options
@@ -275,7 +275,7 @@ def test_what_other_programs_get_of_sparse_attention(tmp_path):
         convert(tmp_path / "folder", tmp_path / "x.h5", sla_topk=0.5)
 
 
-def test_heads_that_a_file_tells_are_believed_of_a_published_size():
+def test_heads_stored_in_a_file_are_used_for_a_published_size():
     """A DiT of a published width and depth may have other heads than the published one: its own export says so."""
     class Shaped:
         def __init__(self, shape):
@@ -284,8 +284,8 @@ def test_heads_that_a_file_tells_are_believed_of_a_published_size():
     options = {**dit.MODELS["DiT-S/4"], "image_size": 16, "in_channels": 3, "num_classes": 5, "class_dropout": 0.1,
                "learn_sigma": True, "mlp_ratio": 4.0}
     shapes = {name: Shaped(shape) for name, shape in dit_shapes(options).items()}
-    for told, heads in (({}, 6), ({"num_heads": 12}, 12), ({"num_heads": "12"}, 6)):
-        assert DIT.foreign().complete("w.safetensors", shapes, told, {})["num_heads"] == heads
+    for settings, heads in (({}, 6), ({"num_heads": 12}, 12), ({"num_heads": "12"}, 6)):
+        assert DIT.foreign().complete("w.safetensors", shapes, settings, {})["num_heads"] == heads
 
 
 def test_a_state_dict_of_lightningdits_code(tmp_path):
@@ -311,7 +311,7 @@ def test_a_state_dict_of_lightningdits_code(tmp_path):
     assert "no such block" in convert(tmp_path / "q.h5", tmp_path / "q.safetensors").notes[0][1]
 
 
-def test_the_mlp_ratio_that_a_file_tells_is_believed_where_it_fits(tmp_path):
+def test_the_mlp_ratio_stored_in_a_file_is_used_if_it_fits(tmp_path):
     """Widths are whole, so several ratios lay out one model: an own export keeps its own."""
     options = {**stored_dit.MODELS["lightning"], "mlp_ratio": 2.6}
     model = DiT(**options, device="cpu")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_curves")
 
 
 def make(device="cpu", images=None, labels=None, seed=3, model=(), **options):  # noqa: F811
-    """A trainer of a small DiT on 24 images of three classes, unless told otherwise."""
+    """A trainer of a small DiT on 24 images of three classes, unless specified otherwise."""
     labels = np.arange(24, dtype=np.int32) % 3 if labels is None else labels
     net = DiT(**{"image_size": 8, "in_channels": 3, "patch_size": 2, "hidden_size": 64, "depth": 2, "num_heads": 2,
                  "num_classes": 3, "class_dropout": 0.3, **dict(model)}, device=device, seed=seed)
@@ -87,7 +87,7 @@ def test_gpu_and_cpu_engine_give_the_same_ten_losses():
 
 
 def test_classes_are_learnt_and_so_is_their_absence(device):  # noqa: F811
-    """Black, grey and white images: told the class, the model knows x_0 from pure noise; without one, their mean."""
+    """Black, grey and white images: given the class, the model knows x_0 from pure noise; without one, their mean."""
     labels = np.arange(24, dtype=np.int32) % 3
     images = np.broadcast_to(127 * labels[:, None, None, None], (24, 8, 8, 3)).astype(np.uint8)
     trainer = make(device, images, labels, model={"learn_sigma": False}, learning_rate=6e-3,

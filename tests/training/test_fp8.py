@@ -183,7 +183,7 @@ def test_scales_of_the_emulator_are_those_of_numpy():
 
 
 def test_ranks_on_a_device_scale_by_the_largest_of_all(monkeypatch):
-    """Two ranks, one after the other on one device: what they launch beside the gradients."""
+    """Two ranks, one after the other on one device: what they launch in addition to the gradients."""
     monkeypatch.setattr(Float8, "quantise", lambda self: None)
     rng, device = np.random.default_rng(0), EmulatorDevice(checks=False, float64=False)
     mails, found = [], []

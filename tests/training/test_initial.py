@@ -144,13 +144,13 @@ def test_rows_by_name_or_by_number(old, new, dropouts, rows, fresh):
 @pytest.mark.parametrize("kind", ["unet", "dit"])
 @pytest.mark.parametrize("target", ["model.h5", "model.npz", "nameless.npz"])
 def test_a_converted_file_is_a_start_too(tmp_path, runs, kind, target):
-    """Sizes, diffusion and the names of the classes are told; where names are not, the rows of the classes are new."""
+    """Sizes, diffusion and class names come from the file; without names, the rows of the classes are new."""
     convert(runs[kind], tmp_path / target)
     if target == "nameless.npz":
-        state_dict, told = read_weights(tmp_path / target)
-        told.pop("training")
+        state_dict, stored = read_weights(tmp_path / target)
+        stored.pop("training")
         with open(tmp_path / target, "wb") as file:
-            write_state_dict(file, state_dict, "npz", diffusion=told.pop("diffusion"), options=told)
+            write_state_dict(file, state_dict, "npz", diffusion=stored.pop("diffusion"), options=stored)
     options = resolve({"model": kind, "init": str(tmp_path / target), "device": "cpu"})
     model = numdiff.load(runs[kind], "cpu")
     assert (options.image_size, options.prediction, options.class_dropout) == (8, model.diffusion["prediction"], 0.1)
@@ -316,8 +316,8 @@ def test_dense_weights_start_a_run_with_sparse_attention(tmp_path):
     full, sparse = DiT(**options, seed=1), DiT(**options, attention="sla", seed=2)
     for name, model in (("full", full), ("sparse", sparse)):
         write_model_file(tmp_path / f"{name}.h5", model.options, model.arrays(), model="dit")
-    told = initial.start_from(sparse, None, tmp_path / "full.h5")
-    assert "new: 2 tensors (blocks.0.attn.proj_l.weight, blocks.0.attn.proj_l.bias)" in told["lines"]
+    result = initial.start_from(sparse, None, tmp_path / "full.h5")
+    assert "new: 2 tensors (blocks.0.attn.proj_l.weight, blocks.0.attn.proj_l.bias)" in result["lines"]
     for name, array in sparse.arrays().items():
         assert not array.any() if ".proj_l." in name else np.array_equal(array, full.arrays()[name])
     given = {"model": "dit", "device": "cpu", "class_cond": False}
@@ -389,8 +389,8 @@ def test_state_dicts_that_are_not_whole(tmp_path, runs, change, words):
                  "num_head_channels": 32})
 
 
-def public_dit(folder, told=True, **options):
-    """A function that writes a small DiT's public state dict without what `lacks` says of a name. told: with its
+def public_dit(folder, stated=True, **options):
+    """A function that writes a small DiT's public state dict without what `lacks` says of a name. stated: with its
     settings."""
     model = DiT(**{"image_size": 8, "in_channels": 3, "patch_size": 4, "hidden_size": 24, "depth": 3, "num_heads": 2,
                    "num_classes": 5, "device": "cpu", **options})
@@ -403,7 +403,7 @@ def public_dit(folder, told=True, **options):
 
     def write(lacks):
         np.savez(folder / "bad.npz", **{name: array for name, array in arrays.items() if not lacks(name)})
-        if told:
+        if stated:
             with zipfile.ZipFile(folder / "bad.npz", "a") as archive:
                 archive.comment = comment
         return str(folder / "bad.npz")
@@ -427,8 +427,8 @@ def test_dits_that_are_not_whole(tmp_path, lacks, words):
 
 
 def test_a_dit_whose_last_block_is_missing(tmp_path):
-    """Without settings it is a shallower model, unless the run's name or depth says otherwise: it is told."""
-    write = public_dit(tmp_path, told=False, hidden_size=384, depth=2, num_heads=6, image_size=4)
+    """Without settings it is a shallower model, unless the run's name or depth says otherwise; the log reports it."""
+    write = public_dit(tmp_path, stated=False, hidden_size=384, depth=2, num_heads=6, image_size=4)
     bad = write(lambda name: name.startswith("blocks.1."))
     given = {"model": "dit", "init": bad, "device": "cpu"}
     with pytest.raises(UsageError, match=r"its size, 1 blocks of 384 channels, is no published one \(a DiT-S has 12 "
@@ -445,8 +445,8 @@ def test_a_dit_whose_last_block_is_missing(tmp_path):
     assert not convert(whole, tmp_path / "out.h5").notes  # its settings say the same
 
 
-def test_a_models_name_tells_what_a_file_does_not(tmp_path):
-    write = public_dit(tmp_path, told=False, hidden_size=192, depth=6, num_heads=6)
+def test_a_models_name_gives_what_a_file_does_not(tmp_path):
+    write = public_dit(tmp_path, stated=False, hidden_size=192, depth=6, num_heads=6)
     bare = write(lambda name: False)
     options = resolve({"model": "dit", "init": bare, "device": "cpu", "architecture": "DiT-Tiny"})
     assert (options.heads, options.depth) == (6, 6)

@@ -1,4 +1,4 @@
-"""Model kinds: a record is all that a third one needs; no other file tells kinds apart."""
+"""Model kinds: a record is all that a third one needs; no other file distinguishes kinds."""
 import ast
 import json
 import pathlib
@@ -30,7 +30,8 @@ def run(*arguments):
 
 @pytest.mark.usefixtures("no_curves")
 def test_a_third_kind_is_one_record(toy, tmp_path, monkeypatch):
-    """Trained by the command line, resumed, sampled, converted and loaded; told apart from the others' settings."""
+    """Trained by the command line, resumed, sampled, converted and loaded; its settings are separate from the
+    others'."""
     monkeypatch.chdir(tmp_path)
     shown = run("train", "toy", "--help").output
     assert "Toy:" in shown and "--width N" in shown and "Train a Toy." in shown and "--hidden-size" not in shown
@@ -78,7 +79,7 @@ def test_what_other_programs_have_of_it_is_nothing():
         TOY.foreign().write_folder("a", {}, {}, {})
 
 
-def test_no_other_file_tells_kinds_apart():
+def test_no_other_file_distinguishes_kinds():
     """A comparison with a kind's name, or a table with both, stands nowhere but in the records."""
     found = []
     for folder in (ROOT, ROOT.parent / "cli"):

@@ -60,7 +60,7 @@ def test_converted_model_gives_the_twins_output(tmp_path, name):
 
 
 def test_index_is_that_of_the_model(tmp_path):
-    """A model file's flat buffer lies exactly as the model's own."""
+    """A model file's flat buffer has exactly the model's layout."""
     _, state = stored_state("plain")
     convert(write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5", image_size=8, num_head_channels=32)
     buffers, meta = load_checkpoint(tmp_path / "m.h5")
@@ -231,15 +231,15 @@ def test_what_a_file_does_not_tell_is_taken_as_usual_and_said(tmp_path, caplog):
                          "predicts eps in 1000 steps of the linear schedule; `numdiff convert` has options for others")
 
 
-@pytest.mark.parametrize("told, options", [
+@pytest.mark.parametrize("stored, options", [
     ({}, "--image-size, for example"), ({"image_size": 8}, r"--num-head-channels \(64 for"),
     ({**HEADS["plain"], "image_size": 8, "betas": 4000}, "--rescale-timesteps where")])
-def test_what_only_convert_can_be_told_is_named(tmp_path, told, options):
+def test_options_of_convert_alone_are_named(tmp_path, stored, options):
     state = dict(stored_state("plain")[1])
-    if steps := told.pop("betas", None):
+    if steps := stored.pop("betas", None):
         state["betas"] = np.linspace(0.1 / steps, 20 / steps, steps)
     with open(tmp_path / "w.npz", "wb") as file:
-        write_state_dict(file, state, "npz", told)
+        write_state_dict(file, state, "npz", stored)
     with pytest.raises(UsageError, match=f"w.npz does not say .*: run `numdiff convert` with {options}"):
         load(tmp_path / "w.npz", "cpu")
 
@@ -261,7 +261,7 @@ def test_safetensors_options_are_checked(tmp_path):
 PLAIN = {"image_size": 8, "num_head_channels": 32}
 
 
-def test_rescaled_timesteps_are_asked_for_kept_and_told(tmp_path):
+def test_rescaled_timesteps_are_an_option_kept_and_reported(tmp_path):
     """A UNet of other than 1000 steps may have been trained either way, and nothing in its weights says which."""
     _, state = stored_state("plain")
     source, model = write_npz(tmp_path / "w.npz", state), tmp_path / "m.h5"
@@ -285,7 +285,7 @@ def test_rescaled_timesteps_are_asked_for_kept_and_told(tmp_path):
         convert(model, tmp_path / "n.h5", diffusion={"rescale_timesteps": False})
 
 
-def test_an_npz_tells_its_model_and_diffusion_where_np_load_does_not_look(tmp_path):
+def test_an_npz_stores_its_model_and_diffusion_where_np_load_does_not_look(tmp_path):
     """In the zip's comment; what another program wrote there, or what is damaged, is passed over."""
     _, state = stored_state("plain")
     given = {"steps": 4000, "schedule": "cosine", "prediction": "v", "rescale_timesteps": True}
@@ -337,14 +337,15 @@ def test_tables_in_a_file_say_the_schedule(tmp_path):
 
 @pytest.mark.parametrize("name", list(HEADS))
 def test_pooling_as_convolutions_gives_the_same(tmp_path, name):
-    """What guided-diffusion's scripts cannot load (conv_resample=False) is told, and made what they can."""
+    """What guided-diffusion's scripts cannot load (conv_resample=False) is reported, and converted to what they can
+    load."""
     reference, state = stored_state(name)
     options = reference["info"]["options"]
     source = write_npz(tmp_path / "w.npz", state)
     convert(source, tmp_path / "m.h5", image_size=options["image_size"], **HEADS[name])
-    told = dict(convert(tmp_path / "m.h5", tmp_path / "x.npz").notes)
+    notes = dict(convert(tmp_path / "m.h5", tmp_path / "x.npz").notes)
     pooled = not options.get("conv_resample") and not options.get("resblock_updown")
-    assert ("--conv-resample" in told.get("no flag there", "")) == pooled
+    assert ("--conv-resample" in notes.get("no flag there", "")) == pooled
     result = convert(tmp_path / "m.h5", tmp_path / "c.safetensors", conv_resample=True)
     assert not any("conv_resample" in text for _, text in result.notes)
     assert result.options["conv_resample"] or options.get("resblock_updown")
@@ -359,9 +360,9 @@ def test_flags_of_guided_diffusion():
     options = model.options
     flags, missing = guided_diffusion_flags(options, {"steps": 1000, "schedule": "cosine", "prediction": "x_0"})
     words = flags.split()
-    told = dict(zip(words[::2], words[1::2], strict=True))
-    assert (told["--channel_mult"], told["--attention_resolutions"], told["--num_channels"]) == ("1,2", "32", "64")
-    assert (told["--class_cond"], told["--predict_xstart"], told["--rescale_timesteps"]) == ("True", "True", "False")
+    flags = dict(zip(words[::2], words[1::2], strict=True))
+    assert (flags["--channel_mult"], flags["--attention_resolutions"], flags["--num_channels"]) == ("1,2", "32", "64")
+    assert (flags["--class_cond"], flags["--predict_xstart"], flags["--rescale_timesteps"]) == ("True", "True", "False")
     assert len(missing) == 2 and "conv_resample=False" in missing[0] and "9 classes: set NUM_CLASSES" in missing[1]
     odd = {**options, "channel_mult": [0.5, 1.5], "max_period": 1000.0, "in_channels": 4, "groups": 16,
            "attention_resolutions": [], "conv_resample": True}

@@ -290,7 +290,7 @@ def test_a_presets_learning_rate_is_of_its_optimizer():
     assert resolve_cpu(preset="unet64", optimizer="adamw").learning_rate == 5e-4
 
 
-def test_the_log_tells_what_of_its_preset_a_run_does_without():
+def test_the_log_reports_preset_settings_that_a_run_drops():
     assert describe_preset(resolve_cpu()) == describe_preset(resolve_cpu(prediction="flow")) == ""
     assert describe_preset(resolve_cpu(schedule="linear", optimizer="adamw")) == (
         "tiny, but without its path linear, loss flow, time sampling logit-normal, optimizer muon")

@@ -28,7 +28,7 @@ H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
 
 
 class Recorder(Planned):
-    """Has the face of a GPU, with graphs and arenas, and notes what is launched, whoever asks for it."""
+    """Has the interface of a GPU, with graphs and arenas, and records every launch."""
 
     plans = False
     inference_arena = None
@@ -84,7 +84,7 @@ def test_nothing_is_launched_that_was_not_foreseen(model, preset, more):
     trainer.close()
     launched = options.device.kernels
     assert len(launched) > 30 and set(launched) <= set(planned)
-    assert len(planned) <= len(launched) + 3  # nor is much compiled that nobody wants
+    assert len(planned) <= len(launched) + 3  # few unused kernels are compiled
 
 
 class Memory:
@@ -118,8 +118,8 @@ class Watched(Recorder):
 
 
 @pytest.mark.parametrize("model, precision", [("unet", "fp16"), ("dit", "fp8")])
-def test_nothing_that_lasts_lies_where_a_step_computes(model, precision):
-    """A replay writes to all that was free there when it was recorded, whoever has taken some of it since."""
+def test_lasting_arrays_are_not_where_a_step_computes(model, precision):
+    """A replay writes to all memory that was free when it was recorded, even if some of it has been allocated since."""
     smaller = {"depth": 2} if model == "dit" else {"channel_mult": (1, 2), "attention_resolutions": (16,)}
     options = gpu_options(model, "tiny", precision, batch=2, sample_count=19, sample_steps=2, **smaller)
     options = options.changed(device=Watched(H200))
@@ -218,20 +218,20 @@ def test_a_shared_update_is_planned():
 
 
 class Rank(Alone):
-    """One of two ranks on a host, which tells the other what it did."""
+    """One of two ranks on a host, which reports its results to the other."""
 
     size = local_size = 2
     host_cores = [0, 1]
 
-    def __init__(self, rank, told):
+    def __init__(self, rank, exchanged):
         self.rank = self.local_rank = rank
-        self.told, self.calls = told, 0
+        self.exchanged, self.calls = exchanged, 0
 
     def on_host(self, value):
         self.calls += 1
         if self.rank == 0:
-            self.told.append(value)
-        return [self.told[self.calls - 1], value]
+            self.exchanged.append(value)
+        return [self.exchanged[self.calls - 1], value]
 
 
 def test_ranks_of_a_host_share_the_compiling(tmp_path, monkeypatch):
@@ -248,12 +248,12 @@ def test_ranks_of_a_host_share_the_compiling(tmp_path, monkeypatch):
             pass
 
     monkeypatch.setattr(compiling, "CompileAhead", Compiles)
-    told, caches = [], []
+    exchanged, caches = [], []
     for rank in range(2):
         gpu = type("Gpu", (), {"cache": KernelCache((9, 0), tmp_path / str(rank)), "device_name": "NVIDIA H200",
                                "capability": (9, 0), "multiprocessors": 132, "shared_limit": 227 << 10})
         monkeypatch.setattr(compiling, "get_gpu", lambda gpu=gpu: gpu)
-        with compiling.compiling(lambda card: keys, Rank(rank, told)):
+        with compiling.compiling(lambda card: keys, Rank(rank, exchanged)):
             pass
         caches.append(gpu.cache)
     assert started == [(keys, [0, 1])]

@@ -94,9 +94,9 @@ def test_no_other_combination_that_sums_to_one_comes_nearer(std):
     def error(x):
         return math.sqrt((x @ a @ x - 2 * x @ b[:, 0] + norm) / norm)
 
-    x, told = P.combination(times, gammas, 1000.0, wanted)
+    x, residual = P.combination(times, gammas, 1000.0, wanted)
     divided, moved = np.linalg.solve(a, b[:, 0]), x + 1e-3 * (np.eye(16)[15] - np.eye(16)[3])
-    assert error(x) == pytest.approx(told, rel=1e-6)
+    assert error(x) == pytest.approx(residual, rel=1e-6)
     assert error(x) < error(divided / divided.sum()) and error(x) < error(moved)
 
 

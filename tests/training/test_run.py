@@ -91,7 +91,7 @@ def test_a_run_says_and_keeps_its_precision(tmp_path):
     pytest.param({"path": "edm", "sampler": "heun"}, id="edm"),
     pytest.param({"min_snr_gamma": 5.0}, id="min-snr", marks=exhaustive)])
 def test_a_run_of_another_objective_is_sampled_converted_and_resumed(tmp_path, objective):
-    """What a run learns, its file tells whoever samples: the same images from the run, its export, and its preview."""
+    """The run's file stores the objective: the same images from the run, its export, and its preview."""
     folder, _ = run(tmp_path / "runs", 3, **objective)
     model = numdiff.load(folder, device="cpu")
     assert {k: v for k, v in objective.items() if k != "sampler"}.items() <= model.diffusion.items()

@@ -64,9 +64,9 @@ def test_a_folder_that_cannot_be_made(options, tmp_path):
 def test_find_resume(options):
     first, second, third = (create_run(options) for _ in range(3))
     old, new = add_checkpoint(first, 1), add_checkpoint(second, 2)
-    told = []
-    assert find_resume("auto", options.outdir, told.append) == (second, new)
-    assert len(told) == 1 and "00002-unet-tiny has no checkpoint yet" in told[0]
+    messages = []
+    assert find_resume("auto", options.outdir, messages.append) == (second, new)
+    assert len(messages) == 1 and "00002-unet-tiny has no checkpoint yet" in messages[0]
     assert find_resume(first, options.outdir) == find_resume("0", options.outdir) == find_resume(old) == (first, old)
     assert find_checkpoint(new) == find_checkpoint("00001", options.outdir) == new
     with pytest.raises(NumdiffError, match="has no valid checkpoint"):
@@ -87,9 +87,9 @@ def test_damaged_checkpoints_are_passed_over(options):
     run_dir = create_run(options)
     good, bad = add_checkpoint(run_dir, 1), add_checkpoint(run_dir, 2)
     bad.write_bytes(bad.read_bytes()[:-40])
-    told = []
-    assert find_resume("auto", options.outdir, told.append) == (run_dir, good)
-    assert "truncated or damaged" in told[0]
+    messages = []
+    assert find_resume("auto", options.outdir, messages.append) == (run_dir, good)
+    assert "truncated or damaged" in messages[0]
     with pytest.raises(NumdiffError, match="truncated or damaged"):
         find_resume(bad)
 

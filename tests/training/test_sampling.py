@@ -58,7 +58,7 @@ def test_a_model_of_few_timesteps_takes_them_all(tmp_path):
     assert ": 1 image of " in said[-1] and "ddim, 3 steps, seed 0, " in said[-1]
 
 
-@pytest.mark.parametrize("told, given, want", [
+@pytest.mark.parametrize("own, given, want", [
     ({}, {}, ("dpm++2m", 3, 2.0, (0.5, 4.0))),
     ({}, {"steps": "3"}, ("dpm++2m", "3", None, None)),
     ({}, {"steps": 5}, ("dpm++2m", 5, None, None)),  # the interval was chosen for other steps
@@ -78,8 +78,8 @@ def test_a_model_of_few_timesteps_takes_them_all(tmp_path):
         ("sampler", "of a later numdiff"), ("steps", 0), ("steps", 10**15), ("cfg_scale", 1e20), ("cfg_interval", [1]),
         ("cfg_interval", [5, 1]))),
 ])
-def test_what_is_not_given_is_as_in_the_runs_own_pictures(told, given, want):
-    pictures = {"sampler": "dpm++2m", "steps": 3, "cfg_scale": 2.0, "cfg_interval": [0.5, 4.0], **told}
+def test_what_is_not_given_is_as_in_the_runs_own_pictures(own, given, want):
+    pictures = {"sampler": "dpm++2m", "steps": 3, "cfg_scale": 2.0, "cfg_interval": [0.5, 4.0], **own}
     model = SimpleNamespace(meta={"pictures": pictures}, diffusion={}, null_class=3)
     sampler, steps, eta = (given.pop(name, None) for name in ("sampler", "steps", "eta"))
     made = as_in_training(model, sampler, steps, eta, given)
@@ -87,7 +87,7 @@ def test_what_is_not_given_is_as_in_the_runs_own_pictures(told, given, want):
 
 
 @pytest.mark.parametrize("meta", [None, {}, {"pictures": None}, {"pictures": {}}])
-def test_where_no_run_tells_it_is_ddim(meta):
+def test_without_a_run_the_sampler_is_ddim(meta):
     more = {}
     assert as_in_training(SimpleNamespace(meta=meta, diffusion={"steps": 20}), None, None, None, more) == ("ddim", 20)
     assert not more
@@ -101,12 +101,12 @@ def test_pictures_are_drawn_as_the_file_tells(tmp_path):
     said = []
     sample_command(tmp_path / "m.h5", count=1, device="cpu", grid=str(tmp_path / "a.png"), echo=said.append)
     assert "dpm++2m, 2 steps" in said[-1]
-    for given, told in (({"eta": 0.5}, "ddim (for --eta, in place of the run's dpm++2m), 50 steps, eta 0.5, seed"),
+    for given, text in (({"eta": 0.5}, "ddim (for --eta, in place of the run's dpm++2m), 50 steps, eta 0.5, seed"),
                         ({"steps": "ddim2"}, "ddim (for --steps, in place of the run's dpm++2m), 2 steps (ddim2), "),
                         ({"sampler": "ddim", "eta": 1}, "weights), ddim, 50 steps, eta 1, seed")):
         sample_command(tmp_path / "m.h5", count=1, device="cpu", grid=str(tmp_path / "a.png"), echo=said.append,
                        **given)
-        assert told in said[-1]
+        assert text in said[-1]
 
 
 @pytest.fixture(scope="module")
@@ -520,8 +520,8 @@ def test_a_stopped_animation_has_what_is_finished(model_file, tmp_path, monkeypa
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_averages_that_no_run_kept_are_not_taken_for_others(tmp_path):
-    """…where they are asked for; what is used is told."""
+def test_averages_that_no_run_kept_are_refused(tmp_path):
+    """If they are requested; the message names the weights in use."""
     model = UNet(image_size=8, model_channels=32, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(),
                  device="cpu")
     flat = np.zeros(model.parameters.total, np.float32)
@@ -529,10 +529,10 @@ def test_averages_that_no_run_kept_are_not_taken_for_others(tmp_path):
         save_checkpoint(tmp_path / f"{name}.h5", {"parameters": flat, "m": flat, **more}, {
             "model": "unet", "model_options": model.options, "index": model.parameters.index, "step": 3})
     how = ["--count", 1, "--steps", 2, "--npz", tmp_path / "a.npz"]
-    for name, weights, told in (("raw", [], "raw weights"), ("raw", ["--weights", "raw"], "raw weights"),
+    for name, weights, text in (("raw", [], "raw weights"), ("raw", ["--weights", "raw"], "raw weights"),
                                 ("both", [], "ema weights"), ("both", ["--weights", "raw"], "raw weights")):
         result = run(tmp_path / f"{name}.h5", *how, *weights)
-        assert result.exit_code == 0 and told in last_line(result), result.output
+        assert result.exit_code == 0 and text in last_line(result), result.output
     for command in (["sample", *how], ["convert"], ["schedule"]):
         result = CliRunner().invoke(main, [*map(str, (*command, tmp_path / "raw.h5")), "--weights", "ema", *(
             ["m.h5"] if command == ["convert"] else ["--device", "cpu"])])
@@ -540,7 +540,7 @@ def test_averages_that_no_run_kept_are_not_taken_for_others(tmp_path):
 
 
 def test_a_worse_model_guides(model_file, tmp_path):
-    """Another model of the same images; what was done is told, and stands in the npz."""
+    """Another model of the same images; the log and the npz record it."""
     other = write_model(tmp_path / "other.h5", seed=1, model_channels=32, num_res_blocks=2)
     how = ["--count", 2, "--steps", 3, "--npz"]
     result = run(model_file, *how, tmp_path / "a.npz", "--guide-with", other, "--guide-scale", 1.5, "--cfg-interval",

@@ -114,7 +114,7 @@ def test_of_another_run(tmp_path):
 
 
 @exhaustive
-def test_table_beside_other_samplers(model_file, capsys):
+def test_table_compared_with_other_samplers(model_file, capsys):
     benchmark_learned_steps.main([str(model_file), "--counts", "3", "--samples", "3", "--reference-steps", "4",
                                   "--learn", "3", "--batch", "2", "--device", "cpu"])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()

@@ -246,7 +246,7 @@ def test_microbatches_give_the_same_step(device):
     parts.close()
 
 
-def test_training_tells_the_model_rescaled_timesteps():
+def test_training_passes_rescaled_timesteps_to_the_model():
     trainer = make(model="toy", diffusion={"steps": 4000, "timestep_scale": 0.25})
     seen, forward = [], trainer.model.forward
     trainer.model.forward = lambda x, t, *more, **keys: seen.append(t) or forward(x, t, *more, **keys)
@@ -267,7 +267,7 @@ def test_one_batch_is_learnt(device):
 
 
 def test_classes_are_used(device):
-    """Black and white images of two classes: told the class, the model knows x_0 even from pure noise."""
+    """Black and white images of two classes: given the class, the model knows x_0 even from pure noise."""
     labels = np.arange(24, dtype=np.int32) % 2
     images = np.broadcast_to(255 * labels[:, None, None, None], (24, 8, 8, 3)).astype(np.uint8)
     trainer = make(images, labels, device=device, num_classes=2, learning_rate=6e-3, diffusion={"prediction": "x_0"})

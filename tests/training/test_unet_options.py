@@ -101,7 +101,7 @@ def test_convnext_blocks_and_scale_shift_exclude_each_other():
     assert refused.exit_code == 2 and "leave out --use-scale-shift-norm." in " ".join(refused.output.split())
 
 
-@pytest.mark.parametrize("more, told", [
+@pytest.mark.parametrize("more, text", [
     ({}, "attention at 8×8"),
     ({"image_size": 64}, "attention in the middle alone, at 16×16 (the preset's at 8×8 does not occur)"),
     ({"image_size": 64, "attention_resolutions": (32,)},
@@ -110,7 +110,7 @@ def test_convnext_blocks_and_scale_shift_exclude_each_other():
     ({"preset": "unet64", "image_size": 32}, "attention at 16×16 and 8×8, in the middle at 4×4"),
     ({"preset": "unet64", "image_size": 512},
      "attention in the middle alone, at 64×64 (the preset's at 16×16 and 8×8 does not occur)")])
-def test_the_log_says_where_attention_is(more, told):
+def test_the_log_says_where_attention_is(more, text):
     """A preset's sizes may not occur where the images are of another size."""
     options = resolve({"model": "unet", "preset": "tiny", "device": "cpu", **more})
-    assert describe_model(options, model_options(options)).endswith(f", {told}")
+    assert describe_model(options, model_options(options)).endswith(f", {text}")

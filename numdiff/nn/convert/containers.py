@@ -54,13 +54,13 @@ def _named(found, keys):
 
 
 def _with_names(shadow, beside):
-    """The averaged parameters, a list in the model's order, under the names of the state dict beside it."""
+    """The averaged parameters, a list in the model's order, under the names of the state dict stored with it."""
     remedy = ("save them by name (ema.copy_to(model.parameters()), then torch.save(model.state_dict(), …)), or take "
               "--weights raw")
     try:
         raw = _named({k: v for k, v in beside.items() if k in RAW_KEYS}, RAW_KEYS)
     except NumdiffError:
-        raise NumdiffError(f"its averaged weights ({SHADOW}) have no names, and there is no state dict beside them to "
+        raise NumdiffError(f"its averaged weights ({SHADOW}) have no names, and there is no state dict with them to "
                            f"take names from: {remedy.rpartition(', or')[0]}") from None
     trained = [name for name in raw if _last(name) not in TABLES]
     for without in (set(), UNTRAINED - {"pos_embed"}, UNTRAINED):
@@ -70,7 +70,7 @@ def _with_names(shadow, beside):
             fixed = {name: raw[name] for name in trained if _last(name) in without}
             return {**dict(zip(names, shadow, strict=True)), **fixed}
     raise NumdiffError(f"its {len(shadow)} averaged weights ({SHADOW}) do not match, one by one, the shapes of the "
-                       f"{len(trained)} in the state dict beside them: {remedy}")
+                       f"{len(trained)} in the state dict stored with them: {remedy}")
 
 
 def weights_of_model(state_dict, weights="ema"):

@@ -20,7 +20,7 @@ def box_of(x, at, box):
 
 
 def with_box(y, at, tile):
-    """A copy of y with a tile put at `at`, but for what of it lies outside."""
+    """A copy of y with a tile written at `at`, clipped to the array."""
     y = y.copy()
     for index in np.ndindex(tile.shape):
         where = tuple(c + i for c, i in zip(at[::-1], index, strict=True))
@@ -30,7 +30,7 @@ def with_box(y, at, tile):
 
 
 def place(offset, swizzle, row=None):
-    """Where the byte at `offset` of a tile lies, if the tile begins at a multiple of 1024 bytes.
+    """The address of the byte at `offset` of a tile that begins at a multiple of 1024 bytes.
 
     row: bytes of a row where they are fewer than the swizzle's: rows then begin as many bytes apart as it has
 

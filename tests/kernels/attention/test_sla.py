@@ -115,7 +115,7 @@ def test_the_emulator_chooses_the_same(engine, rng, T, HS, version):
 
 
 def check_choice(engine, rng, T, HS, version):
-    """…of blocks that have the same rows in another order: rounding alone tells their means apart."""
+    """Blocks with the same rows in another order: their means differ by rounding alone."""
     dtype = np.float32 if version == 1 else np.float16
     q = rng.standard_normal((T, HS)).astype(dtype)
     k = np.concatenate([rng.permutation(q[:64]) for _ in range(sla.blocks_of(T))])[:T]
@@ -150,7 +150,7 @@ def test_rounding_does_not_take_over(rng):
 
 @pytest.mark.parametrize("N, batch", [(2, 1), (256, 12), (64, 48), (64, 300), (1024, 6)])
 def test_the_queries_are_shared_out(N, batch):
-    """In as many rounds of blocks of threads as there are, or few more; nobody is left out."""
+    """In as many rounds of thread blocks as there are, or few more; every query is covered."""
     some = launcher.choose_some(N, batch, 132)
     shares = -(-N // some)
     assert (shares - 1) * some < N <= shares * some

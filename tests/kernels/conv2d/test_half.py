@@ -148,7 +148,7 @@ def test_whatever_is_chosen(engine, rng, shape):
 
 @pytest.mark.parametrize("version, shape", [(6, (1, 3, 9, 8, 16, 3, 1)), (5, (2, 5, 5, 16, 8, 3, 1))])
 @on()
-@quick(lambda engine, version: engine != "emulator" or version == 5)  # test_statistics_beside_the_result has the other
+@quick(lambda engine, version: engine != "emulator" or version == 5)  # test_statistics_with_the_result has the other
 def test_hopper_forward(engine, rng, version, shape):
     check_forward(engine, rng, shape, version)
 
@@ -186,14 +186,14 @@ def test_a_gradient_is_written(engine, rng, version, shape):
 @on()
 @where(lambda engine, shape, addends: engine == "cuda" or np.prod(shape) <= 2 << 18 and addends == (shape[3] == 8))
 @quick(lambda engine, addends: engine != "emulator" or addends)
-def test_statistics_beside_the_result(engine, rng, shape, addends):
+def test_statistics_with_the_result(engine, rng, shape, addends):
     """Means and variances of two channels in 8 × 8 pixels, where a GroupNorm will want them; y has the same bits."""
     b, h, w, c, n = shape
     a, _ = operands(rng, (*shape, 3, 1))
     x, weight = engine(a["x"], np.float16), engine(a["weight"], np.float16)
     rest, rest_ = (None, None, None), (None, None, None)
     if addends:
-        rest = a["bias"] + 20, a["channel"], a["residual"]  # a mean that is large beside the deviation
+        rest = a["bias"] + 20, a["channel"], a["residual"]  # a mean that is large compared with the deviation
         rest_ = engine(rest[0], np.float32), engine(rest[1], np.float32), engine(rest[2], np.float16)
     y = C.conv2d_forward_reference(a["x"], a["weight"], rest[0], 1, *rest[1:])
     runs = []
@@ -210,7 +210,8 @@ def test_statistics_beside_the_result(engine, rng, shape, addends):
 
 
 def test_where_no_statistics_come(engine):
-    """Images that 8 × 8 pixels do not tile, a stride, float32, three channels: nothing, and nobody may ask for it."""
+    """No statistics for images that 8 × 8 pixels do not tile, a stride, float32, three channels; a request is
+    refused."""
     def made(shape, weight, stride=1, dtype=np.float16, least=0):
         return C.channel_statistics(engine(np.zeros(shape), dtype), engine(np.zeros(weight), dtype), stride, least)
 

@@ -151,7 +151,7 @@ def test_several_chunks(engine, rng, monkeypatch):
 # Version 3 ------------------------------------------------------------------------------------------------------------
 
 def one_pass_results(engine, arrays, groups, silu, tile, threads, turns, seam=None):
-    """(y, mean, rstd, dx, dweight, dbias) by version 3 with this tile, keeping so many turns; and the two plans.
+    """(y, mean, rstd, dx, dweight, dbias) by version 3 with this tile, keeping `turns` iterations; and the two plans.
 
     seam: x, dx and the residual are in two arrays
     """
@@ -391,7 +391,7 @@ def test_known_statistics(engine, rng, shape, groups, offset, silu):
 @on()
 @where(lambda engine, sizes: engine == "cuda" or sizes[1] <= 16)
 def test_known_statistics_of_two_arrays(engine, rng, sizes, channels, groups):
-    """…of which the first was made larger: its statistics are those of the small image. A group lies across."""
+    """…of which the first was made larger: its statistics are those of the small image. A group spans both."""
     (small, _, known), (x_2, second, known_2) = (
         with_statistics(engine, rng, (2, size, size, c), offset)
         for size, c, offset in zip(sizes, channels, (0.0, 3.0), strict=True))

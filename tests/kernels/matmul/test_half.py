@@ -177,7 +177,7 @@ def test_weight_gradient(engine, rng, monkeypatch, version, slices):
 @where(lambda version, slices: version not in (None, 2) or slices == 1)
 @quick(lambda engine, version: engine != "emulator" or version == 2)  # `kernels check` has the others
 def test_row_sums(engine, rng, monkeypatch, version, slices):
-    """The bias's gradient beside the weight's: both are added to what was there."""
+    """The bias's gradient with the weight's: both accumulate."""
     few_blocks = engine.name == "emulator" and version == 6
     if version in NARROWEST:
         choose(monkeypatch, NARROWEST[version], slices)
@@ -478,7 +478,7 @@ def test_the_tiles_of_a_symmetric_result(rows, width):
 @pytest.mark.parametrize("transpose_a", [False, True], ids=["x·xᵀ", "xᵀ·x"])
 @pytest.mark.parametrize("n, width", [(384, 256), (384, 128), (128, 256), (40, 128)])
 def test_a_symmetric_result(engine, rng, monkeypatch, n, width, transpose_a):
-    """What lies in blocks below the diagonal lies above it with the same bits; so do two runs."""
+    """Blocks below the diagonal have the bits of those above it; two runs agree."""
     monkeypatch.setattr(symmetric, "choose_symmetric", lambda *_: width)
     x, residual = halves(rng, 3, *((64, n) if transpose_a else (n, 64))), halves(rng, 3, n, n)
     residual = residual + residual.swapaxes(1, 2)

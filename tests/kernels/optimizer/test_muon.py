@@ -69,7 +69,7 @@ def hard(rng, kind, s=32, l=80):
 @pytest.mark.parametrize("dtype, parts", [(np.float16, (2, 1, 2)), (np.float32, (3, 2))], ids=["float16", "float32"])
 @pytest.mark.parametrize("kind", ["noise", "ill-conditioned", "low rank", "one large"])
 def test_iterations_in_a_row_lose_nothing(rng, monkeypatch, kind, dtype, parts):
-    """By way of the Gram matrix, with X formed anew in between, the result is as exact as by single iterations; in
+    """By way of the Gram matrix, with X formed again in between, the result is as exact as by single iterations; in
     float32 on the host, without that, nearly."""
     x = hard(rng, kind)
     assert N.parts_of((1, *x.shape), dtype) == parts and N.parts_of((1, *x.shape), dtype, 1) == (1,)
@@ -150,7 +150,7 @@ def test_update(engine, rng, shape, version, monkeypatch):
 
 @versions(1, 2)
 def test_matrices_of_several_shapes_in_one_stack(engine, rng, version, monkeypatch):
-    """X has each in its corner, zeros around it; each moves by its own scale, and nothing beside them does."""
+    """X has each in its corner, zeros around it; each moves by its own scale, and the padding does not."""
     extents, starts = np.array([[6, 12], [8, 16], [8, 4]]), np.array([212, 4, 140])
     w, g, m, e = rng.standard_normal((4, 288))
     stack = M.Stack(engine(starts), 8, 16, engine(extents.ravel()))

@@ -12,7 +12,7 @@ from tests.conftest import on, quick, shapes
 @quick(lambda engine, shape: engine != "emulator" or shape[0] == 1)  # `numdiff kernels check` has the other
 @quick(lambda engine, shape: engine != "cpu" or shape[0] < 3000)
 def test_both_orientations(engine, rng, shape):
-    """The rows are those of `quantise_forward`, so is what is told of the largest; the sums are added."""
+    """The rows and the reported maxima are those of `quantise_forward`; the sums are added."""
     x, scale = (30 * rng.standard_normal(shape)).astype(np.float16), np.float32([0.25])
     (R, C), more = shape, rng.standard_normal(shape[1]).astype(np.float32)
     x_on, scale_on = engine(x), engine(scale)

@@ -26,7 +26,7 @@ def test_rounding(engine, rng, shape):
 
 
 def test_scales_follow_the_largest_of_some_steps(engine):
-    """A scale leaves room for twice the largest; a step of zeros, or with an overflow, tells nothing."""
+    """A scale leaves room for twice the largest; a step of zeros, or with an overflow, gives no information."""
     amax, history = engine(np.zeros((2, Q.PARTIALS), np.uint32)), engine(np.zeros((2, Q.HISTORY), np.float32))
     scale, one = engine(np.ones(2, np.float32)), engine(np.ones(1, np.float32))
     if not engine.computes:

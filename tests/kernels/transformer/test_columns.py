@@ -28,7 +28,7 @@ def test_gradients_meet(engine, rng, dtype, blocks):
     sums = parts[0].sums
     sums.partial = engine(given)
     want = given.astype(np.float64).sum(1)
-    want[:, 8:16] = 0  # nobody has used the second
+    want[:, 8:16] = 0  # the second is unused
     if engine.computes:
         np.testing.assert_allclose(np.asarray(places[0][1]), want[:, 16:], rtol=1e-4, atol=1e-5)
     dx = Co.join_columns([places[1][1], None, places[0][1]], dtype)

@@ -371,7 +371,7 @@ def test_bytes_for_a_layer_in_fp8(engine, rng, shape, norm, weighted):
 @pytest.mark.parametrize("which", NORMS, ids=str)
 @pytest.mark.parametrize("shape", [(5, 3, 33), (2, 7, 64)], ids=str)
 def test_the_loops_of_the_cpu_engine(rng, shape, which, gated):
-    """In float32 beside the reference in float64; an image has the same bits in every batch."""
+    """float32 compared with the reference in float64; an image has the same bits in every batch."""
     x, h, dz, dy, gate, shift, scale = make(rng, shape)
     h, gate, shift = h if gated else None, gate if gated else None, shift if which.shifted else None
     weight = rng.standard_normal(shape[2]) if which.weighted else None

@@ -243,13 +243,13 @@ def test_nothing_of_the_caller_is_overwritten(engine, rng):
     B, T, heads, HS = 1, 2, 1, 4
     qkv, dy, given = make(rng, (B, T, heads, HS))
     weights = [parameter(engine, given[name]) for name in ("q_weight", "k_weight")]
-    leaf, beside, gradient = (Tensor(engine(a), requires_grad=True) for a in (qkv, qkv, dy))
+    leaf, addend, gradient = (Tensor(engine(a), requires_grad=True) for a in (qkv, qkv, dy))
     with Tape() as tape:
-        y = F.add(F.qk_norm_rope(leaf, heads, *weights, engine(given["rotation"])), beside)
+        y = F.add(F.qk_norm_rope(leaf, heads, *weights, engine(given["rotation"])), addend)
     tape.backward(y, gradient.data)
     want = numerical_gradient(lambda a: Q.qk_norm_rope_forward(a, heads, **given)[0], qkv, dy)
     engine.check(leaf.grad, want)
-    for same, as_before in ((leaf.data, qkv), (beside.grad, dy), (gradient.data, dy)):
+    for same, as_before in ((leaf.data, qkv), (addend.grad, dy), (gradient.data, dy)):
         engine.check(same, as_before, 1e-7)
 
 
@@ -292,7 +292,7 @@ def test_a_layer_keeps_no_result(rng):
 @WHAT
 @pytest.mark.parametrize("shape", [(5, 3, 3, 6), (2, 7, 2, 40)], ids=str)
 def test_the_loops_of_the_cpu_engine(rng, shape, norms, rotates):
-    """In float32 beside the reference in float64; an image has the same bits in every batch."""
+    """float32 compared with the reference in float64; an image has the same bits in every batch."""
     B, T, heads, HS = shape
     qkv, dy = rng.standard_normal((2, B, T, 3 * heads * HS))
     weights, rotation = rng.standard_normal((2, HS)) if norms else None, rng.standard_normal((2, T, HS))
