@@ -83,7 +83,7 @@ class MatmulTiles:
     @staticmethod
     def candidates(shape, multiprocessors):
         M, _, K, split = shape
-        slices = [n for n in SPLITS if n == 1 or split and K // n >= matmul_choice.HALF_SLICE]
+        slices = [n for n in SPLITS if n == 1 or split and K // n >= matmul_choice.HALF_SLICE[6]]
         pairs = range(1 + (matmul_choice.pairs_fit(M) and not split))
         return [[*tile, n, paired] for tile, n, paired in itertools.product(matmul_choice.HALF_TILES[6], slices, pairs)]
 

@@ -35,7 +35,7 @@ HALF_TILES = {6: {(BM, n): (2.08 * (BM + n), 2.5 * n) for n in STAGES},
               # the blocks that a multiprocessor has at once, together (an H200: docs/log/2026-11-mma.md)
               5: {(128, 256): (1100.0, 1200.0), (128, 128): (1250.0, 900.0), (64, 64): (1000.0, 600.0)}}
 PAIRS = False  # whether blocks of rung 6 work in pairs where the card's table does not say: docs/log/kernels.md
-HALF_SLICE = 512  # of K: the shortest slice
+HALF_SLICE = {6: 512, 5: 256}  # of K: the shortest slice
 HALF_SECOND_PASS = 3000.0  # ns of a launch more
 HALF_START = 3000.0  # ns until a kernel's first tile is multiplied, and from the last one to the next kernel
 NS_PER_BYTE = 1 / 2500  # of partial sums, written and read
@@ -106,8 +106,8 @@ def choose_half(version, batch, M, N, K, can_split, multiprocessors, widths=tupl
         tiles_of_c = batch * -(-M // tile[0]) * -(-N // tile[1])
         splits, blocks = {1}, multiprocessors * (TILES[tile].blocks if version == 5 else 1)
         if can_split:
-            splits |= {max(1, min(turns * blocks // tiles_of_c, K // HALF_SLICE)) for turns in range(1, 9)}
-            splits.add(max(1, min(blocks // tiles_of_c + 1, K // HALF_SLICE)))
+            splits |= {max(1, min(turns * blocks // tiles_of_c, K // HALF_SLICE[version])) for turns in range(1, 9)}
+            splits.add(max(1, min(blocks // tiles_of_c + 1, K // HALF_SLICE[version])))
         for slices in sorted(splits):
             k_tiles, rounds = -(-K // 64), 1
             if version == 6:

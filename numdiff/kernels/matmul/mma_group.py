@@ -45,8 +45,10 @@ SIZE = TILE[0] * TILE[1]
 STEP = TILES[TILE].k
 SHORTEST = 8  # steps of a part, at least
 ADD_BLOCK = 256
-SUM_COLUMNS, SUM_ROWS = 256, 256  # of a block that sums columns: eight a lane, its eight warps take rows in turn
-SUM_SHARED = 8 * SUM_COLUMNS
+SUM_COLUMNS, SUM_ROWS = 128, 512  # of a block that sums columns
+SUM_LANES = SUM_COLUMNS // 8  # threads of a row, eight columns each
+SUM_STEP = ADD_BLOCK // SUM_LANES  # rows that a block's threads read at once
+SUM_SHARED = SUM_STEP * SUM_COLUMNS
 ADDED = 8 * ADD_BLOCK  # outputs of a block that adds up parts
 GROUP_KERNELS = Variants((PLAIN, ADDING), lambda end: make_kernel(TILE, True, True, end, grouped=True))
 
@@ -168,7 +170,7 @@ def launch_row_sums(pairs):
     tiles = [0, *itertools.accumulate(-(-M // SUM_COLUMNS) for M in widths)]
     starts = [0, *itertools.accumulate(chunks * M for M in widths)]
     parts = empty((starts[-1],), np.float32, like=pairs[0][0])
-    launch(column_parts_kernel, (tiles[-1], chunks), SUM_COLUMNS, four([a.reshape(-1) for a, _ in pairs]), parts, K,
+    launch(column_parts_kernel, (tiles[-1], chunks), ADD_BLOCK, four([a.reshape(-1) for a, _ in pairs]), parts, K,
            Columns((*widths, *[0] * missing), (*tiles[:-1], *[tiles[-1]] * missing), (*starts[:-1], *[0] * missing)))
     add_parts([Sum(parts[start:start + chunks * M], chunks, sums, True)
                for (_, sums), start, M in zip(pairs, starts, widths, strict=False)], waits=True)
@@ -191,7 +193,7 @@ def of_product(product, numbers):
 
 @cuda.jit
 def column_parts_kernel(xs, parts, K, columns):
-    """The sums of SUM_ROWS rows of one product: eight columns a lane, a row a warp, four rows at a time."""
+    """The sums of SUM_ROWS rows of one product: each thread has eight columns, of four rows at a time."""
     tile = cuda.shared.array(SUM_SHARED, float32)
     t, number = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
     product = int32(0)
@@ -199,22 +201,23 @@ def column_parts_kernel(xs, parts, K, columns):
         product = int32(product + (1 if number >= of_product(p, columns.tile) else 0))
     M, x = of_product(product, columns.M), array_of(product, xs)
     column = int32(int32(number - of_product(product, columns.tile)) * SUM_COLUMNS)
-    n, row = int32(column + t % 32 * 8), int32(cuda.blockIdx.y * SUM_ROWS + t // 32)
+    n, row = int32(column + t % SUM_LANES * 8), int32(cuda.blockIdx.y * SUM_ROWS + t // SUM_LANES)
     end = int32(min(int32((cuda.blockIdx.y + 1) * SUM_ROWS), int32(K)))
     z = float32(0)
     total = z, z, z, z, z, z, z, z
     if n < M:
         while row < end:
-            at = int64(row) * M + n
-            a, b = load8(x, at), load_where(x, at + int64(8 * M), row + 8 < end)
-            c, d = load_where(x, at + int64(16 * M), row + 16 < end), load_where(x, at + int64(24 * M), row + 24 < end)
-            total, row = add(total, add(add(a, b), add(c, d))), int32(row + 32)
+            at, step = int64(row) * M + n, int64(SUM_STEP) * M
+            a, b = load8(x, at), load_where(x, at + step, int32(row + SUM_STEP) < end)
+            c = load_where(x, at + 2 * step, int32(row + 2 * SUM_STEP) < end)
+            d = load_where(x, at + 3 * step, int32(row + 3 * SUM_STEP) < end)
+            total, row = add(total, add(add(a, b), add(c, d))), int32(row + 4 * SUM_STEP)
     e = t * 8
     tile[e], tile[e + 1], tile[e + 2], tile[e + 3] = total[0], total[1], total[2], total[3]
     tile[e + 4], tile[e + 5], tile[e + 6], tile[e + 7] = total[4], total[5], total[6], total[7]
     cuda.syncthreads()
-    if column + t < M:
+    if t < SUM_COLUMNS and column + t < M:
         s = tile[t]
-        for w in range(1, 8):
-            s += tile[w * SUM_COLUMNS + t]
+        for i in range(1, SUM_STEP):
+            s += tile[i * SUM_COLUMNS + t]
         parts[int64(of_product(product, columns.start)) + int64(cuda.blockIdx.y) * M + column + t] = s
