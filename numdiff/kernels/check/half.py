@@ -53,7 +53,8 @@ def product_cases():
         return Case("matmul", halves(**shapes), run, (version,), HALF_TOLERANCE,
                     f"float16, {layout}, tile {tile}, float{16 if half else 32}{', in parts' * (parts > 1)}"
                     f"{', pairs' * pairs}{', three rows of tiles' * (M > 256)}"
-                    f"{f', {parts} of them, times {alpha}' * (alpha != 1)}{', with a residual' * added}")
+                    f"{f', {parts} of them, times {alpha}' * (alpha != 1)}{', with a residual' * added}",
+                    fast=version == 6 or tile in ((64, 64), 64))
 
     def row_sums(tile, version, parts, K):
         def run(a, v):
@@ -105,7 +106,7 @@ def product_cases():
                     **{vector: rng.standard_normal(columns).astype(np.float32) for vector in ("bias", "scale")}}
 
         return Case(f"matmul_{epilogue}", inputs, run, (None,), HALF_TOLERANCE,
-                    f"float16, tile {tile}{', pairs' * pairs}")
+                    f"float16, tile {tile}{', pairs' * pairs}", fast=rung == 6 or tile == (128, 128))
 
     def gated(tile):
         N = tile - 24
@@ -215,7 +216,7 @@ def gradient_cases():
                 mma_group.SHORTEST = before
 
         return Case("linear_gradients", inputs_of(rows, sizes), run, (None,), TOLERANCE,
-                    f"float16, by mma, {len(sizes)} products{', written' * (not accumulate)}")
+                    f"float16, by mma, {len(sizes)} products{', written' * (not accumulate)}", fast=accumulate)
 
     def names_of(sizes):
         return [(f"dy_{i}", f"x_{i}", f"dweight_{i}", f"dbias_{i}") for i in range(len(sizes))]
