@@ -35,8 +35,9 @@ class Monitor:
 
     def is_ready(self):
         """Whether it watches; waits for its start."""
-        if self.process and not self._ready and select.select([self.process.stdout], [], [], READY)[0]:
-            self._ready = bool(self.process.stdout.readline())
+        if self.process and not self.process.stdout.closed:
+            if select.select([self.process.stdout], [], [], READY)[0]:
+                self._ready = bool(self.process.stdout.readline())  # empty: it has ended, as where pidfds are forbidden
             self.process.stdout.close()
         return self._ready
 

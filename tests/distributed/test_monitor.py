@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from numdiff.distributed.monitor import Monitor
 from tests.conftest import needs
 
 RANK_0 = """
@@ -55,3 +56,16 @@ def test_the_rank_that_was_killed_first_is_named(tmp_path, deeds, said):
     sentence = f"Error: {said} (killed, out of memory, or its machine failed), so the job ends; start it again.\n"
     assert err == (sentence if said else "")
     assert not said or (tmp_path / "log").read_text() == sentence
+
+
+@needs("proc")
+def test_without_what_it_needs_nothing_is_said(monkeypatch, capfd):
+    """…as where a container forbids what it does."""
+    monkeypatch.setattr("numdiff.distributed.monitor.script_command", lambda _: [sys.executable, "-c", ""])
+    monitor = Monitor()
+    monitor.start(2)
+    monitor.process.wait()
+    assert not monitor.is_ready() and not monitor.is_ready() and not monitor.tell(gone="rank 1")
+    monitor.stop()
+    assert not Monitor().is_ready() and not Monitor().tell(done=True)
+    assert capfd.readouterr().err == ""
