@@ -1,1 +1,1 @@
-"""The files of this folder, installed beside numdiff so that the default dataset is found from anywhere."""
+"""The files of this folder, installed next to numdiff so that the default dataset is found from any folder."""
