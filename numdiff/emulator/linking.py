@@ -10,6 +10,7 @@ import types
 from . import arithmetic, functions, values
 from .faults import Unsupported
 from .integers import holds
+from .namespace import unbound
 from .rewrite import SITES, rewrite
 from .signatures import explicit_signatures, with_signatures
 from .whole_arrays import method
@@ -90,7 +91,8 @@ class Linking:
         """The names that rewritten code calls."""
         helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
                    "__unsupported": unsupported, "__literal": values.literal, "__constant": constant,
-                   "__method": method, "__range": any_range, "__zip": zipped, "__unified": arithmetic.unified}
+                   "__method": method, "__range": any_range, "__zip": zipped, "__unified": arithmetic.unified,
+                   "__unbound": unbound}
         operations = {f"__{name}": function for name, function in (*arithmetic.OPERATIONS.items(),
                                                                    *arithmetic.COMPARISONS.items())}
         if not self.checked:

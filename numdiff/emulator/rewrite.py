@@ -131,6 +131,7 @@ def lambda_tree(function):
     return ast.copy_location(ast.FunctionDef(code.co_name, found[0].args, [body], [], None, None, **more), found[0])
 
 
+SHUFFLES = ("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync")
 _DIMENSIONS = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 
 
@@ -495,9 +496,23 @@ class Rewriter(ast.NodeTransformer):
         for argument in ast.walk(node.args):
             if isinstance(argument, ast.arg):
                 argument.annotation = None
+        shuffled = self._bound_in_branches(node) if node is self.tree else ()
         node.body = [statement for child in node.body
                      for statement in (lambda v: v if isinstance(v, list) else [v])(self.visit(child))]
+        node.body[:0] = [ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], ast.Call(
+            ast.Name("__unbound", ast.Load()), [ast.Constant(name)], [])), node) for name in shuffled]
         return node
+
+    def _bound_in_branches(self, node):
+        """Variables that a warp operation takes, and that some lanes may not have given a value."""
+        taken = {a.id for call in ast.walk(node) if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+                 and call.func.attr in SHUFFLES for a in call.args if isinstance(a, ast.Name)}
+        if not taken:
+            return ()
+        stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        always = {n.id for statement in node.body if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+                  for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return sorted((taken & stored) - always - self.parameters)
 
 
 def fixed_names(function):

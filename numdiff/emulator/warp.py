@@ -7,6 +7,7 @@ from a missing lane is undefined, and reported.
 """
 import sys
 
+from .namespace import Missing
 from .threads import FULL_MASK
 from .values import Int32, UInt32
 
@@ -121,6 +122,8 @@ def warp_functions(machine):
 
 def _undefined(value):
     """A value that nobody would mistake for a result: NaN, or all bits set."""
+    if isinstance(value, Missing):
+        return value
     if isinstance(value, int):
         return value.__class__(-1) if value.__class__ in (int, Int32) else value.__class__(FULL_MASK)
     return value.__class__("nan")

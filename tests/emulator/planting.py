@@ -89,12 +89,18 @@ class Copies:
                 yield value, other
 
     def _replace(self, news):
+        versions = [vars(version) for record in OPERATIONS.values() for version in record.versions]
+        for names in versions:
+            self._replace_in(names, news)
         for module in [m for name, m in sys.modules.items() if name.startswith("numdiff.")]:
             for names in [vars(module), *(v for k, v in vars(module).items() if isinstance(v, dict) and k[:2] != "__")]:
-                for name, value in list(names.items()):
-                    if id(value) in news:
-                        self.undo.append((names, name, value))
-                        names[name] = news[id(value)]
+                self._replace_in(names, news)
+
+    def _replace_in(self, names, news):
+        for name, value in list(names.items()):
+            if id(value) in news:
+                self.undo.append((names, name, value))
+                names[name] = news[id(value)]
 
     def restore(self):
         for names, name, value in reversed(self.undo):

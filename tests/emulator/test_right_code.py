@@ -63,6 +63,27 @@ def test_the_active_mask(order):
 
 
 @CHECKS
+def test_a_variable_that_some_lanes_have_not_bound_is_shuffled(checks):
+    def kernel(x, y):
+        i = cuda.threadIdx.x
+        if i == 3:
+            value = x[0] * 2
+        y[i] = cuda.shfl_sync(0xFFFFFFFF, value, 3)
+
+    def wrong(x, y):
+        i = cuda.threadIdx.x
+        if i == 3:
+            value = x[0]
+        y[i] = cuda.shfl_sync(0xFFFFFFFF, value, 4)
+    x, y = np.array([2.5], np.float32), np.zeros(32, np.float32)
+    launch(kernel, 32, x, y, checks=checks)
+    assert y.tolist() == [5] * 32
+    text = "variable value has no value in the thread from which it is taken" if checks else "error"
+    with pytest.raises(emulator.KernelFault, match=text):
+        launch(wrong, 32, x, y, checks=checks)
+
+
+@CHECKS
 def test_reductions_of_arrays(checks):
     def kernel(x, n, c, out):
         out[0], out[1], out[2], out[3] = x.sum(), x.mean(), x.argmax(), x[1:3].max()
