@@ -80,3 +80,20 @@ class Unsupported(EmulatorError):
 
 class LaunchRefused(EmulatorError):
     """A launch that a GPU of this compute capability would refuse."""
+
+
+class Missing:
+    """Something that the emulator does not know: whatever a kernel does with it raises `Unsupported`, or `error`."""
+
+    def __init__(self, text, error=Unsupported):
+        self.__dict__.update(_text=text, _error=error)
+
+    def _refuse(self, *arguments, **named):
+        raise self.__dict__["_error"](self.__dict__["_text"])
+
+    __call__ = __getattr__ = __setattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __index__ = __float__ = _refuse
+    __int__ = __complex__ = __abs__ = __eq__ = __ne__ = _refuse
+    __hash__ = object.__hash__
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+        locals().update({f"__{_name}__": _refuse, f"__r{_name}__": _refuse})
+    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __invert__ = _refuse

@@ -14,7 +14,7 @@ import numpy as np
 from . import functions, values
 from .arrays import CheckedArray, IntegerArray
 from .conversions import fma
-from .faults import Unsupported
+from .faults import Missing, Unsupported
 from .functions import MATH, EmulatedMath
 from .libdevice import Libdevice
 from .overloads import overloaded, overloads_of
@@ -53,23 +53,6 @@ class Namespace:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
         raise Unsupported(f"the emulator does not know {self._name}.{attribute}")
-
-
-class Missing:
-    """Something that the emulator does not know: whatever a kernel does with it raises `Unsupported`, or `error`."""
-
-    def __init__(self, text, error=Unsupported):
-        self.__dict__.update(_text=text, _error=error)
-
-    def _refuse(self, *arguments, **named):
-        raise self.__dict__["_error"](self.__dict__["_text"])
-
-    __call__ = __getattr__ = __setattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __index__ = __float__ = _refuse
-    __int__ = __complex__ = __abs__ = __eq__ = __ne__ = _refuse
-    __hash__ = object.__hash__
-    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
-        locals().update({f"__{_name}__": _refuse, f"__r{_name}__": _refuse})
-    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __invert__ = _refuse
 
 
 def unbound(name):

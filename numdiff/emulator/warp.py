@@ -7,7 +7,7 @@ from a missing lane is undefined, and reported.
 """
 import sys
 
-from .namespace import Missing
+from .faults import Missing
 from .threads import FULL_MASK
 from .values import Int32, UInt32
 
