@@ -83,7 +83,8 @@ def kernel_of(case, version, multiprocessors):
     tile, slices, ns = choice.choose_half(version, 1, M, N, K, not half, multiprocessors)
     paired = version == 6 and choice.PAIRS and choice.pairs_fit(M)
     key = (tile[1] if version == 6 else tile, transpose_a, not transpose_b, half)
-    kernel = (mma.KERNELS if version == 5 else hopper.PAIR_KERNELS if paired else hopper.KERNELS)[key]
+    kernel = (mma.KERNELS[(*key[:3], mma.PLAIN)] if version == 5 else
+              (hopper.PAIR_KERNELS if paired else hopper.KERNELS)[key])
     if case in ENDS and version == 6:
         name = ENDS[case][0]
         key = min(width for width in layout.ACTIVATIONS[name] if width >= tile[1]), name

@@ -2,7 +2,10 @@
 import numpy as np
 import pytest
 
-from numdiff.kernels.matmul import mma_group
+from numdiff.device import empty
+from numdiff.device.planned import cards_with, collect
+from numdiff.kernels.linear import linear_backward, linear_gate_supports, linear_gelu_forward
+from numdiff.kernels.matmul import matmul_forward, mma_group
 
 B2 = (2304, 768), (768, 768), (3072, 768), (768, 3072)  # of a block of DiT-B/2
 S2 = (1152, 384), (384, 384), (1536, 384), (384, 1536)
@@ -36,3 +39,37 @@ def test_each_step_of_each_tile_is_done_once(sizes, K, blocks, shortest):
     assert made.parts == sum(t[4] for t in cut.values())
     longest, total = (units[..., 4] - units[..., 3]).sum(0).max(), K * len(done)
     assert shortest == 8 and K < 2000 or longest <= total / blocks + K / 8 + 2 * mma_group.STEP
+
+
+# What is launched on a card without Hopper's instructions ------------------------------------------------------------
+
+def launched_by(function, capability=(8, 0)):
+    """The names of the kernels that a function of a device launches on a card of this capability."""
+    return [key.name for key in collect(function, cards_with(capability)[0])]
+
+
+def test_gelu_is_part_of_its_products():
+    """…and a gate, which this rung lacks, is not asked for."""
+    def run(device):
+        x, w = (empty(shape, np.float16, device) for shape in ((2048, 256), (512, 256)))
+        u, _ = linear_gelu_forward(x, w, empty((512,), np.float32, device))
+        linear_backward(empty((2048, 256), np.float16, device), u, empty((256, 512), np.float16, device), None,
+                        gelu_of=u)
+        assert not linear_gate_supports(x.reshape(2, 1024, 256), empty((2, 512), np.float16, device), w)
+
+    assert [name.rpartition("x")[2].split("_", 1)[1] for name in launched_by(run)] == ["nt_gelu", "nn_gelu_gradient"]
+
+
+def test_one_weight_gradient_is_dealt_out_too():
+    """…where slices would not fill the rounds; a product with few results in 16 bits is split."""
+    def gradient(device):
+        matmul_forward(*(empty((16384, n), np.float16, device) for n in (3072, 768)), True, out_dtype=np.float32)
+
+    def few(device):
+        matmul_forward(empty((64, 4608), np.float16, device), empty((4608, 768), np.float16, device),
+                       residual=empty((64, 768), np.float16, device))
+
+    assert launched_by(gradient)[1:] == ["add_tiles_kernel"] and launched_by(gradient)[0].endswith("tn_plain_group")
+    names = launched_by(few)
+    assert names[0].startswith("gemm_mma_64x64") and names[1] in ("add_partials_kernel", "add_many_partials_kernel")
+    assert not any("add" in name for name in launched_by(few, (9, 0)))
