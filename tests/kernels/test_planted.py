@@ -22,6 +22,7 @@ from numdiff.kernels.check.run import run_once
 from numdiff.kernels.check.sla import rest_case
 from numdiff.kernels.depthwise import launcher as depthwise_launcher
 from numdiff.kernels.depthwise import mma
+from numdiff.kernels.operation import OPERATIONS
 from tests.conftest import exhaustive
 
 PASS = "pass  # "
@@ -152,6 +153,8 @@ def plant(monkeypatch, tmp_path, name, before, after):
     assert source.count(before) == 1, source.count(before)
     path = tmp_path / f"{name.rpartition('.')[2]}.py"
     path.write_text(source.replace(before, after))
+    for operation in [each for each, record in OPERATIONS.items() if record.module == name]:
+        monkeypatch.delitem(OPERATIONS, operation)  # the copy declares them again
     spec = importlib.util.spec_from_file_location(f"{name.rpartition('.')[0]}.planted", path)
     copy = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copy)
@@ -161,6 +164,9 @@ def plant(monkeypatch, tmp_path, name, before, after):
         for key, value in list(vars(module).items()):
             if id(value) in news:
                 monkeypatch.setattr(module, key, news[id(value)])
+    for version in [version for record in OPERATIONS.values() for version in record.versions]:
+        if id(version.kernel) in news:
+            monkeypatch.setattr(version, "kernel", news[id(version.kernel)])
     if name == f"{SLA}.rest_half":
         monkeypatch.setattr(launcher, "rest_kernel_v3", copy.make_rest())
     if name == f"{SLA}.prepare_half":

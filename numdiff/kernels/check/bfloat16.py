@@ -9,8 +9,7 @@ from .case import BFLOAT16_TOLERANCE, HALF_TOLERANCE
 
 # "name: label" of one case for each text of a kernel, the smallest; the tests have all of them
 FIRST = re.compile(
-    r"(fused(_backward)?: .*float16|"
-    r"sla(_backward)?: float16, (new, HS 32, T 65|legacy, HS 8), .*|"
+    r"(sla(_backward)?: float16, (new, HS 32, T 65|legacy, HS 8), .*|"
     r"flash_attention: float16, legacy, HS 64, T 3, 64 queries|"
     r"flash_attention_backward: float16, new, HS 32, T 3, 64 keys, .*|"
     r"linear_backward: and forward, float16, two arrays|linear_gate: float16, tile 64|"

@@ -21,7 +21,6 @@ from ..versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
 from .convolutions import convolutions_cases
-from .elementwise import fused_cases
 from .flash import flash_cases
 from .fp8 import fp8_cases
 from .half import convolution_cases, gradient_cases, product_cases, stack_cases
@@ -38,7 +37,7 @@ FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a v
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 load_all()
 CASES = [case for group in (
-    fused_cases, products_cases, grouped_cases, convolutions_cases,
+    products_cases, grouped_cases, convolutions_cases,
     flash_cases, sla_cases, product_cases, stack_cases,
     gradient_cases, convolution_cases, fp8_cases, tf32_cases, level_cases) for case in group()]
 CASES += [case for record in OPERATIONS.values() for case in cases_of(record)]

@@ -3,7 +3,7 @@
 SOURCE
     __init__.py.
 READ NEXT
-    ../bias.py, then ../transformer/bias_gelu.py: chains of one operation and of two.
+    example.py
 """
 import functools
 import hashlib
@@ -19,11 +19,11 @@ from ...device.specialise import Variants, known_names, with_names
 from ...dtypes import HALVES, is_half, working_type
 from ..operation import Version, lacks_multiple
 from ..reduce import BLOCK, column_sum, cut, sample_sum
-from ..versions import NAMES, label
 from .kernel_text import RESERVED, SCOPE, Plan, kernel_text
 from .operations import EACH, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation, Place, parameters, select
 
-WIDTHS = 1, 4, 8  # neighbours a thread, of versions 1, 2 and 3
+VERSIONS = {"naive": 1, "vectorised": 2, "eight": 3}
+WIDTHS = 1, 4, 8  # neighbours of a thread, of those versions
 MAX_SUMS = 48  # sums that a block has room for: 48 KiB of shared memory, which every GPU has
 FLOATS = {np.dtype(np.float32), np.dtype(np.float64), *HALVES.values()}
 
@@ -147,7 +147,7 @@ class Fused(Variants):
 
     def text(self, direction, version):
         """A kernel as text: direction "forward" or "backward"; version: 1 to 3, or its name."""
-        version = NAMES["fused"].get(version, version)
+        version = VERSIONS.get(version, version)
         name = f"{self.name}_{direction}_kernel_v{version}"
         return kernel_text(name, self.plans[direction], self.widths[version], version, self._named)
 
@@ -165,7 +165,7 @@ class Fused(Variants):
         of: the operation's argument that has as many channels as y, or y's shape; shape_of: function of it, y's shape
         """
         plan, found = self.plans[direction], []
-        for name, number in NAMES["fused"].items():
+        for name, number in VERSIONS.items():
             width = self.widths.get(number)
             if width is None or (direction, number) not in self or len(plan.sums) * width > MAX_SUMS or (
                     number == 3 and plan.sums):
@@ -280,10 +280,11 @@ class Fused(Variants):
                 and supports(like, self["forward", v])]
         if version is None:
             return max(v for v in supported if v < 3 or is_half(like.dtype) and not plan.sums)
-        version = NAMES["fused"].get(version, version)
+        version = VERSIONS.get(version, version)
         if version not in supported:
             width = self.widths.get(version)
-            raise ValueError(f"{self.name}, version {label('fused', version)}, takes {width} elements at a time, and "
+            name = next((name for name, number in VERSIONS.items() if number == version), "unknown")
+            raise ValueError(f"{self.name}, version {version} ({name}), takes {width} elements at a time, and "
                              f"{row} is not a multiple of {width}; use version=1")
         return version
 
