@@ -17,6 +17,7 @@ import threading
 
 from ..children import python_command
 from .cpu import cores
+from .forks import is_stopped
 from .kernel_cache import remove_unfinished
 
 MEMORY = 1 << 30  # bytes allowed for a process; it takes 0.6 GiB after all of numdiff's kernels
@@ -71,6 +72,7 @@ class CompileAhead:
         self.faults, self._attempts = {}, collections.Counter()
         self._waiting, self._lock = collections.deque(self.wanted), threading.Lock()
         self._answers, self._processes, self._ended = queue.SimpleQueue(), set(), False
+        self._stopped = set()  # processes, as of the last call of `_kill_stopped`
         self.workers = self._barren = 0  # _barren: processes that were lost since the last answer of any
         if not self.wanted:
             return
@@ -88,22 +90,33 @@ class CompileAhead:
     def finish(self, progress=lambda left: None, every=None):
         """Wait for all. progress(left): called with the number of kernels left, after each and every `every` seconds.
 
-        An exception, such as Ctrl-C, ends the processes at once; nothing is left half-written.
+        A process that is stopped is killed, and its kernel compiled by another. An exception, such as Ctrl-C, ends the
+        processes at once; nothing is left half-written.
         """
         left = len(self.wanted) - len(self.faults)
         try:
             while left:
                 try:
-                    key, fault = self._answers.get(timeout=every)
+                    key, fault = self._answers.get(timeout=every or 1.0)
                     left -= 1
                     if fault:
                         self.faults[key] = fault
                 except queue.Empty:
-                    pass
+                    self._kill_stopped()
+                    if not every:
+                        continue
                 progress(left)
         finally:
             self.close()
         return self.faults
+
+    def _kill_stopped(self):
+        """Called every second or so: kill the processes that were stopped at two calls, which would never answer."""
+        with self._lock:
+            stopped = {process for process in self._processes if is_stopped(process.pid)}
+        for process in stopped & self._stopped:
+            process.kill()
+        self._stopped = stopped
 
     def close(self):
         """End the processes, whatever they are doing."""

@@ -11,6 +11,7 @@ from numdiff.device import compile_ahead as module
 from numdiff.device.compile_ahead import CompileAhead, available_memory, expected_seconds, worker_count
 from numdiff.device.half import find_kernel
 from numdiff.device.kernel_cache import KernelCache, Key, MachineCode
+from tests.conftest import needs
 from tests.forked import forked
 
 SILU = Key("numdiff.kernels.elementwise", "silu_forward_kernel_v2", ("float32[1]", "float32[1]"))
@@ -34,6 +35,8 @@ for line in sys.stdin:
     if name == "fatal" or name == "unlucky" and (folder / "begun").read_text().count("unlucky") == 1:
         (folder / f".{name}.{os.getpid()}").write_text("half")
         os.kill(os.getpid(), signal.SIGKILL)
+    if name == "stopped" and (folder / "begun").read_text().count("stopped") == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
     if name == "endless":
         (folder / f".{name}.{os.getpid()}").write_text("half")
         time.sleep(600)
@@ -108,6 +111,13 @@ def test_a_killed_process(cache, stand_in):
     assert all(cache.has(key) for key in [*KEYS, named("unlucky")])
     assert [name for name, _ in begun(cache)].count("fatal") == 2
     assert not list(cache.folder.glob(".*"))
+
+
+@needs("proc")
+def test_a_stopped_process(cache, stand_in):
+    """It is killed, and another compiles its kernel."""
+    assert CompileAhead([named("stopped")], cache, workers=1).finish(every=0.1) == {}
+    assert cache.has(named("stopped")) and [name for name, _ in begun(cache)] == ["stopped"] * 2
 
 
 def test_no_process_can_be_started(cache, monkeypatch):
