@@ -23,11 +23,24 @@ def list_operations():
 
 @kernels.command()
 @click.argument("operation", metavar="OPERATION")
-def show(operation):
-    """Print an operation's description, its versions, and what they take on the cards on which they were measured."""
+@click.argument("version", metavar="[VERSION]", required=False)
+@click.option("--ptx", is_flag=True, help="With VERSION: also print the PTX of its kernels.")
+def show(operation, version, ptx):
+    """Print an operation's description, its versions, and what they take on the cards on which they were measured.
+
+    With a VERSION, its name or number: the source of its kernels, the difference to the version below it, registers,
+    shared memory and occupancy.
+    """
+    from numdiff.errors import UsageError
     from numdiff.kernels.figures.show import description
 
-    click.echo(description(operation))
+    if version is None:
+        if ptx:
+            raise UsageError("--ptx prints the kernels of a version: name one after the operation.")
+        click.echo(description(operation))
+        return
+    from numdiff.kernels.figures.version import version_text
+    click.echo(version_text(operation, version, ptx))
 
 
 @kernels.command()

@@ -261,7 +261,7 @@ def load_all():
     """Import every module of numdiff.kernels, so that all operations are declared."""
     package = __package__
     for info in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
-        if not info.name.startswith(f"{package}.check"):
+        if not info.name.startswith((f"{package}.check", f"{package}.figures")):
             importlib.import_module(info.name)
 
 

@@ -10,6 +10,7 @@ from numdiff.benchmark.problems import problems, without_memory
 from numdiff.device.planned import CARDS, Planned
 from numdiff.errors import NumdiffError
 from numdiff.kernels import figures
+from numdiff.kernels.figures.version import resident
 from numdiff_cli.main import main
 
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
@@ -81,3 +82,22 @@ def test_they_are_shown():
     assert refused.exit_code == 2 and "did you mean 'softmax'?" in refused.output
     listed = CliRunner().invoke(main, ["kernels", "list"])
     assert "softmax_backward" in listed.output and "block-per-row, warp-per-row, vectorised" in listed.output
+
+
+def test_a_version_is_shown():
+    result = CliRunner().invoke(main, ["kernels", "show", "softmax", "warp-per-row"])
+    assert result.exit_code == 0, result.output
+    assert "softmax, version 2 (warp-per-row)" in result.output and "def softmax_forward_kernel_v2" in result.output
+    assert "difference to version 1 (block-per-row)" in result.output
+    assert "-    shared = cuda.shared.array" in result.output
+    assert "registers, " in result.output or "not compiled: " in result.output
+    for arguments, message in ((["softmax", "9"], "there is no version 9 of softmax: use block-per-row"),
+                               (["softmax", "--ptx"], "name one after the operation")):
+        refused = CliRunner().invoke(main, ["kernels", "show", *arguments])
+        assert refused.exit_code == 2 and message in refused.output, refused.output
+
+
+def test_blocks_that_fit_on_a_multiprocessor():
+    assert resident((9, 0), 32, 128, 0) == (16, 64)  # warps limit
+    assert resident((9, 0), 168, 384, 196 << 10) == (1, 64)  # shared memory and registers
+    assert resident((8, 0), 255, 256, 0)[0] == 1

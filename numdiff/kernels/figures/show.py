@@ -12,15 +12,17 @@ def all_operations():
     return [(name, [version.name for version in record.versions]) for name, record in sorted(OPERATIONS.items())]
 
 
-def description(name):
-    """Text about the operation of this name: signature, what it does, where it stands, versions, measured figures.
-
-    A `UsageError` for a name that no operation has.
-    """
-    known = dict(all_operations())
-    if name not in known:
+def record_of(name):
+    """The record of this name, or of this function; a `UsageError` for a name that no operation has."""
+    known, short = dict(all_operations()), name.removesuffix("_forward")
+    if short not in known:
         raise UsageError(f"there is no operation {name!r}{near_miss(name, known)}: numdiff kernels list prints them.")
-    record = OPERATIONS[name]
+    return OPERATIONS[short]
+
+
+def description(name):
+    """Text about the operation of this name: signature, what it does, where it stands, versions, measured figures."""
+    record = record_of(name)
     lines = [f"{record.call.__name__}{inspect.signature(record.call)}", "", inspect.getdoc(record.call), "",
              f"file       {record.module.replace('.', '/')}.py"]
     if record.backward:
