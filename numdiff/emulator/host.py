@@ -160,14 +160,14 @@ class _MemoryInfo(NamedTuple):
 
 def _replacements(machine, module):
     """Names of `numba.cuda` that need a GPU -> what they are in the emulator."""
-    jit = module.jit
+    jit, mlir = module.jit, module.__name__ == MLIR
 
     def emulated_jit(function=None, *positional, device=False, **options):
         if callable(function) and not isinstance(function, (str, tuple, list)) and not hasattr(function, "args"):
             return jit(function, *positional, device=device, **options)
         if function is None and not positional:
             return jit(device=device, **options)
-        signatures = [] if function is None else signatures_of(function)
+        signatures = [] if function is None else signatures_of(function, mlir)
         return lambda python: EmulatedKernel(machine, python, {**options, "device": device}, signatures)
 
     def to_device(obj, stream=0, copy=True, to=None):
@@ -209,8 +209,8 @@ def _replacements(machine, module):
 
     return {**{name: missing(f"cuda.{name}") for name in _NEED_A_GPU}, "pinned": nothing, "defer_cleanup": nothing,
             "reduce": lambda function: Reduce(machine, function), "Reduce": lambda function: Reduce(machine, function),
-            "event_elapsed_time": lambda start, end: start.elapsed_time(end), "vectorize": vectorize(machine),
-            "guvectorize": guvectorize(machine), "as_cuda_array": as_cuda_array,
+            "event_elapsed_time": lambda start, end: start.elapsed_time(end), "vectorize": vectorize(machine, mlir),
+            "guvectorize": guvectorize(machine, mlir), "as_cuda_array": as_cuda_array,
             "is_cuda_array": lambda obj: hasattr(obj, "__cuda_array_interface__"),
             "current_context": lambda device=None: _Context(machine), "list_devices": lambda: [_emulated_gpu(machine)],
             "detect": lambda: print("Found 1 emulated GPU") or True, "profile_start": lambda: None,
@@ -233,17 +233,22 @@ def _for_other_targets(numba, name, here):
     return call
 
 
+MLIR = "numba_cuda_mlir.cuda"
+DISPATCHERS = {"numba.cuda": ("numba.cuda.dispatcher", "CUDADispatcher"),  # by the module that `cuda` is
+               MLIR: ("numba_cuda_mlir.descriptor", "MLIRDispatcher")}
+
+
 class _AtImport:
-    """Calls `patch` once numba.cuda has been imported: a finder that stands before the others until then."""
+    """Calls `patch` once one of these modules has been imported: a finder that stands before the others."""
 
     def __init__(self, patch):
-        self._patch = patch
+        self._patch, self._found = patch, set()
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name, path=None, target=None):
-        if name != "numba.cuda":
+        if name not in DISPATCHERS or name in self._found:
             return None
-        self.remove()
+        self._found.add(name)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
@@ -259,6 +264,7 @@ class _AtImport:
             sys.meta_path.remove(self)
 
 
+_NOTHING = object()  # in the place of a name that an owner had not
 _SEEN = weakref.WeakKeyDictionary()  # a module -> how many names it had when none was one of numba.cuda's
 
 
@@ -306,23 +312,25 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
     undo = []
 
     def patch(owner, name, value):
-        undo.append((owner, name, owner.__dict__[name]))
+        undo.append((owner, name, owner.__dict__.get(name, _NOTHING)))
         setattr(owner, name, value)
 
     def patch_all(module):
         if is_simulator(module):
             raise Unsupported(SIMULATOR)
-        numba = sys.modules["numba"]
         news = [(module, name, value) for name, value in _replacements(machine, module).items()
                 if name in module.__dict__]
-        news += [(numba, name, _for_other_targets(numba, name, here)) for name, here in (
-            ("vectorize", vectorize(machine)), ("guvectorize", guvectorize(machine)))]
+        if module.__name__ != MLIR:
+            numba = sys.modules["numba"]
+            news += [(numba, name, _for_other_targets(numba, name, here)) for name, here in (
+                ("vectorize", vectorize(machine)), ("guvectorize", guvectorize(machine)))]
         by_original = {id(owner.__dict__[name]): value for owner, name, value in news}
         for owner, name, original in _imported_by_name(by_original):
             patch(owner, name, by_original[id(original)])
         for owner, name, value in news:
             patch(owner, name, value)
-        dispatcher = getattr(sys.modules.get("numba.cuda.dispatcher"), "CUDADispatcher", None)
+        where, what = DISPATCHERS[module.__name__]
+        dispatcher = getattr(sys.modules.get(where), what, None)
         if dispatcher is not None:
             patch(dispatcher, "__getitem__", lambda kernel, configuration: configured(machine, kernel, configuration))
             patch(dispatcher, "specialize", lambda kernel, *arguments: kernel)
@@ -332,15 +340,17 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
             patch(dispatcher, "forall", lambda kernel, count, tpb=128, stream=0,
                   sharedmem=0: for_all(machine, kernel, count, tpb, stream, sharedmem))
 
-    at_import = None
-    if "numba.cuda" in sys.modules:
-        patch_all(sys.modules["numba.cuda"])
-    else:
-        at_import = _AtImport(patch_all)
+    for name in DISPATCHERS:
+        if name in sys.modules:
+            patch_all(sys.modules[name])
+    at_import = None if all(name in sys.modules for name in DISPATCHERS) else _AtImport(patch_all)
     try:
         yield machine
     finally:
         if at_import is not None:
             at_import.remove()
         for owner, name, value in reversed(undo):
-            setattr(owner, name, value)
+            if value is _NOTHING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)

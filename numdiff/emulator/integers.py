@@ -12,7 +12,7 @@ import types
 
 import numpy as np
 
-from .values import ALIASES, SIGNED
+from .values import ALIASES, SIGNED, is_numbas, numbas_name
 
 UNKNOWN = None
 ANY = math.inf  # an integer of any size
@@ -143,7 +143,7 @@ class Integers:
 
     def _is_cuda(self, node):
         if isinstance(node, ast.Name) and isinstance(self.outside.get(node.id), types.ModuleType) and (
-                self.outside[node.id].__name__ == "numba.cuda"):
+                numbas_name(self.outside[node.id].__name__) == "numba.cuda"):
             self.assumed[node.id] = ("cuda",)
             return True
         return False
@@ -310,8 +310,7 @@ def cast_named(value):
     """The name of the type that a value outside of a kernel is, such as "int32"; None if it is none."""
     if isinstance(value, type) and issubclass(value, np.generic):
         return np.dtype(value).name if value is not np.generic else None
-    name = getattr(value, "name", None) if (getattr(type(value), "__module__", None) or "").startswith("numba.") \
-        else None
+    name = getattr(value, "name", None) if is_numbas(getattr(type(value), "__module__", None)) else None
     return ALIASES.get(name, name) if isinstance(name, str) else None
 
 

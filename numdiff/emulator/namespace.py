@@ -18,7 +18,7 @@ from .faults import Missing, Unsupported
 from .functions import MATH, EmulatedMath
 from .libdevice import Libdevice
 from .overloads import overloaded, overloads_of
-from .values import dtype_of, is_numbas, scalar, type_named
+from .values import dtype_of, is_numbas, numbas_name, scalar, type_named
 from .vectors import vector_types
 from .whole_arrays import WHOLE
 
@@ -119,7 +119,7 @@ class Resolver:
             return self.builtins.get(value.__name__, value) if getattr(builtins, value.__name__, None) is value \
                 else value
         if isinstance(value, python_types.FunctionType):
-            if value.__module__ == "numba.cuda.cg":
+            if numbas_name(value.__module__ or "") == "numba.cuda.cg":
                 return getattr(self.cuda.cg, value.__name__)
             if is_numbas(value.__module__):
                 return self.cuda.__dict__.get(value.__name__) or self._missing(f"{value.__module__}.{value.__name__}")
@@ -135,7 +135,7 @@ class Resolver:
         return functools.partial(function, self.machine)  # no frame of its own: a twin finds its kernel one frame up
 
     def module(self, module):
-        name = module.__name__
+        name = numbas_name(module.__name__)
         if name == "math":
             return self.math
         if name == "numpy":
@@ -152,6 +152,8 @@ class Resolver:
             return self.cuda.cg
         if name == "operator":
             return module
+        if is_numbas(module.__name__) and name.rpartition(".")[2] in ("shared", "local", "const", "atomic", "fp16"):
+            return self.cuda.__dict__[name.rpartition(".")[2]]
         return ResolvingModule(self, module)
 
     def _stub(self, value):
@@ -391,4 +393,6 @@ class EmulatedCuda(Namespace):
     @property
     def random(self):
         """numba.cuda.random: its generators are functions like a kernel's own."""
-        return self._machine.resolver.module(sys.modules["numba.cuda.random"])
+        found = next(sys.modules[name] for name in ("numba.cuda.random", "numba_cuda_mlir.numba_cuda.random")
+                     if name in sys.modules)
+        return self._machine.resolver.module(found)

@@ -10,7 +10,8 @@ from .faults import Unsupported
 from .signatures import type_of
 from .values import is_numbas
 
-_REGISTRIES = ("numba.cuda.typing.templates", "numba.core.typing.templates")
+_REGISTRIES = ("numba.cuda.typing.templates", "numba_cuda_mlir.numba_cuda.typing.templates",
+               "numba.core.typing.templates")
 _TARGETS = ("cuda", "gpu", "generic", None)  # those that CUDA takes, the nearest first
 _known = {}  # how many templates the registries had -> {id of a function: (the function, its overloads)}
 

@@ -20,30 +20,36 @@ _NAMES = {bool: "boolean", np.bool_: "boolean", int: "int64", float: "float64", 
 
 
 @functools.cache
-def numba_parts():
-    """(types, from_dtype, the typing context) of the Numba that has been imported."""
-    for root in ("numba.cuda", "numba.core"):
+def numba_parts(mlir=False):
+    """(types, from_dtype, the typing context) of the Numba that has been imported, or of numba-cuda-mlir."""
+    for root in ("numba_cuda_mlir.numba_cuda",) if mlir else ("numba.cuda", "numba.core", "numba_cuda_mlir.numba_cuda"):
         types = sys.modules.get(f"{root}.types")
         support = sys.modules.get(f"{root}.np.numpy_support") or sys.modules.get("numba.np.numpy_support")
         if hasattr(types, "Array") and support is not None:
-            return types, support.from_dtype, sys.modules["numba.cuda.descriptor"].cuda_target.typing_context
+            target = sys.modules["numba_cuda_mlir.descriptor"].mlir_target if "mlir" in root else (
+                sys.modules["numba.cuda.descriptor"].cuda_target)
+            return types, support.from_dtype, target.typing_context
     raise Unsupported("the emulator finds no Numba, whose types a signature is made of")
 
 
-def type_of(value):
+def is_mlirs(kind):
+    return type(kind).__module__.startswith("numba_cuda_mlir")
+
+
+def type_of(value, mlir=False):
     """Numba's type of a launch's argument, or of what a kernel holds; None if it has none."""
-    types, from_dtype, _ = numba_parts()
+    types, from_dtype, _ = numba_parts(mlir)
     if isinstance(value, np.generic) and not isinstance(value, np.bool_):
         return from_dtype(value.dtype)
     if isinstance(value, (tuple, list)):
-        return types.BaseTuple.from_types(tuple(map(type_of, value)))
+        return types.BaseTuple.from_types(tuple(type_of(v, mlir) for v in value))
     if value is None:
         return types.none
     if isinstance(value, str):
         return types.unicode_type
     if isinstance(value, enum.Enum):
         of_enum = types.IntEnumMember if isinstance(value, int) else types.EnumMember
-        return of_enum(type(value), type_of(value.value))
+        return of_enum(type(value), type_of(value.value, mlir))
     if isinstance(getattr(value, "shape", None), tuple):
         dtype, strides = value.dtype, value.strides
         layout = "C" if strides == contiguous_strides(value.shape, dtype.itemsize) else (
@@ -60,8 +66,9 @@ def best(signatures, arguments, ambiguous=True):
 
     ambiguous: whether of several that fit as well the first is taken; else that is a `LaunchRefused`
     """
-    given, rated = tuple(map(type_of, arguments)), []
-    _, _, context = numba_parts()
+    mlir = any(map(is_mlirs, (kind for types in signatures for kind in types)))
+    given, rated = tuple(type_of(a, mlir) for a in arguments), []
+    _, _, context = numba_parts(mlir)
     for k, types in enumerate(signatures):
         if len(types) != len(given):
             continue
@@ -93,10 +100,11 @@ def converted(value, kind):
     return value if to is None else to(scalar(value))
 
 
-def signatures_of(given):
+def signatures_of(given, mlir=False):
     """[(types of the arguments, type of the result or None)] of what was given to `cuda.jit`: a signature, a string, or
     a list of them."""
-    read = next(sys.modules[name].normalize_signature for name in ("numba.cuda.core.sigutils", "numba.core.sigutils")
+    readers = ("numba_cuda_mlir.numba_cuda.core.sigutils", "numba.cuda.core.sigutils", "numba.core.sigutils")
+    read = next(sys.modules[name].normalize_signature for name in (readers if mlir else readers[1:] + readers[:1])
                 if name in sys.modules)
     return [read(one) for one in (given if isinstance(given, (list, tuple)) and not _is_signature(given) else [given])]
 

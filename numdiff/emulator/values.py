@@ -179,8 +179,13 @@ def literal(value):
 
 
 def is_numbas(module):
-    """Whether the module of this name is a part of Numba, its own tests aside."""
-    return module == "numba" or bool(module) and module.startswith("numba.") and ".tests." not in module
+    """Whether the module of this name is a part of Numba, or of numba-cuda-mlir, its own tests aside."""
+    return bool(module) and module.split(".")[0] in ("numba", "numba_cuda_mlir") and ".tests." not in module
+
+
+def numbas_name(module):
+    """The name that a module of numba-cuda-mlir has in Numba; any other name as it is."""
+    return module.replace("numba_cuda_mlir.numba_cuda", "numba.cuda").replace("numba_cuda_mlir", "numba")
 
 
 def leaves(arguments):

@@ -105,20 +105,20 @@ class GeneralVectorized:
         return results[0] if len(results) == 1 else tuple(results)
 
 
-def vectorize(machine):
+def vectorize(machine, mlir=False):
     """`numba.vectorize` for target="cuda"."""
     def decorate(signatures=(), *, target=None, **options):
         if callable(signatures) and not hasattr(signatures, "args"):
             return Vectorized(machine, signatures, [])
-        return lambda function: Vectorized(machine, function, signatures_of(signatures) if signatures else [])
+        return lambda function: Vectorized(machine, function, signatures_of(signatures, mlir) if signatures else [])
     return decorate
 
 
-def guvectorize(machine):
+def guvectorize(machine, mlir=False):
     """`numba.guvectorize` for target="cuda"."""
     def decorate(signatures, layout=None, *, target=None, **options):
         if layout is None:
             signatures, layout = [], signatures
-        return lambda function: GeneralVectorized(machine, function, signatures_of(signatures) if signatures else [],
-                                                  layout)
+        known = signatures_of(signatures, mlir) if signatures else []
+        return lambda function: GeneralVectorized(machine, function, known, layout)
     return decorate

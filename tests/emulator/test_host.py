@@ -1,4 +1,5 @@
 """The host's side of an emulated GPU: what programs do with `numba.cuda` around their kernels."""
+import importlib.util
 import multiprocessing
 import os
 import pickle
@@ -183,3 +184,65 @@ def test_the_context_is_entered_before_numba_is_imported(before, tmp_path):
         **os.environ, "PYTHONPATH": os.getcwd()})
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["right", str(not before)]
+
+
+MLIR = """
+import sys
+import numpy as np
+from numba_cuda_mlir import cuda, types
+from numba_cuda_mlir.cuda import to_device
+from numdiff import emulator
+assert "numba" not in sys.modules
+
+@cuda.jit(device=True)
+def square(a):
+    return a * a
+
+@cuda.jit
+def turned(x, y):
+    tile = cuda.shared.array(32, types.float32)
+    i = cuda.threadIdx.x
+    tile[i] = square(x[cuda.grid(1)])
+    cuda.syncthreads()
+    y[i] = tile[31 - i]
+    y[i] += cuda.shfl_down_sync(0xFFFFFFFF, i, 1)
+    cuda.atomic.add(y, 1, 0)
+
+@cuda.jit
+def without_barrier(x, y):
+    tile = cuda.shared.array(32, types.float32)
+    i = cuda.threadIdx.x
+    tile[i] = x[i]
+    y[i] = tile[31 - i]
+
+with emulator.device(float64=True, on_fault="collect") as gpu:
+    x, y = to_device(np.arange(32, dtype=np.float32)), cuda.device_array(32, np.float32)
+    turned[1, 32](x, y)
+    assert y.copy_to_host().tolist() == [(31 - i) ** 2 + min(i + 1, 31) for i in range(32)] and not gpu.faults
+
+    @cuda.jit("void(float32[:], int32)")
+    def store(x, n):
+        x[0] = n
+        x[1] = whole(2.9)
+
+    @cuda.jit("int32(float32)", device=True)
+    def whole(a):
+        return a
+
+    store[1, 1](x, 3.7)
+    assert (x[0], x[1]) == (3, 2)
+    assert cuda.vectorize(["float32(float32)"])(lambda a: 2 * a)(np.ones(2, np.float32)).tolist() == [2, 2]
+    assert cuda.current_context().get_memory_info().free
+    without_barrier[1, 32](x, y)
+    assert "race" in {f.kind for f in gpu.faults}
+print("right")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda_mlir") is None, reason="numba-cuda-mlir is not installed")
+def test_numba_cuda_mlir(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(MLIR)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env={
+        **os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])})
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
