@@ -104,7 +104,7 @@ class ChunkCache:
         else:
             slot, before = self._held.popitem(last=False)[1]
             if before:
-                before.exception()  # waits: nobody must write there any more
+                before.exception()  # waits: the slot must not be written any more
         start = slot * CHUNK
         out = self._images[start:start + min(CHUNK, self._length - index * CHUNK)]
         self._held[index] = slot, self._pool.submit(self._load, index, out)

@@ -31,14 +31,14 @@ from .names import key, loose_key
 
 IN_MEMORY_BYTES = 2 << 30  # below this, the images are held in memory as a whole
 WINDOW_BYTES = 256 << 20  # images among which the loader shuffles freely; two windows are cached for a set on disk
-MAX_IMAGE_BYTES = 16 << 20  # of one image, as it lies in the file: 64 of them are read together
+MAX_IMAGE_BYTES = 16 << 20  # of one image, as stored in the file: 64 of them are read together
 MAX_CLASSES = 1 << 20
 CHANNELS = (1, 3)
 NAMED = 12  # names of classes listed in a message
 
 
 def default_path():
-    """The path of emoji64.h5, which is installed beside numdiff."""
+    """The path of emoji64.h5, which is installed with numdiff."""
     try:
         return str(importlib.resources.files("numdiff_data") / "emoji64.h5")
     except ModuleNotFoundError:
@@ -268,7 +268,7 @@ def _open_file(path):
     if single:
         folder = os.path.dirname(path) or "."
         raise UsageError(f"{path!r} is a single image: run `numdiff data import {shlex.quote(str(folder))} OUT.h5` on "
-                         "the folder that it lies in, and use what that writes.")
+                         "its folder, and use the file that this writes.")
     raise NumdiffError(f"{path!r} is not an HDF5 file: run `numdiff data import {shlex.quote(str(path))} OUT.h5` "
                        "and use what that writes.")
 

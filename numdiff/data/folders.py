@@ -96,7 +96,7 @@ def decoded(folder, image_size=None, say=None):
 
 
 def _digests(folder, image_size):
-    """(digest of where the pictures are and what size they get, digest of what lies there)."""
+    """(digest of the pictures' paths and their target size, digest of the files' state)."""
     tree = Folder(folder)
     files = [(name, state.st_size, state.st_mtime_ns) for name, state in tree.states()]
     return _digest([RULE, os.path.realpath(folder), image_size], 4), _digest([RULE, files, tree.folders], 8)

@@ -57,7 +57,7 @@ def as_pixels(images, statistics):
 
 
 def check_sheet(path, dataset):
-    """Raise a `NumdiffError` where `path` cannot, or must not, hold the contact sheet of the file `dataset`."""
+    """Raise a `NumdiffError` if `path` cannot, or must not, hold the contact sheet of the file `dataset`."""
     check_ending("--sheet", path, ".png")
     with _remedy_told():
         check_output("the contact sheet", path, dataset)

@@ -18,8 +18,8 @@ def check_scale(name, scale):
 
 
 def checked_guide(guide, scale, model, cfg_scale):
-    """The model that guides; None for none, also if its scale makes it one that has no effect. A `UsageError` for
-    one that is not of the same images and classes as `model`, and beside guidance by the class, cfg_scale."""
+    """The model that guides; None for none, also if its scale makes it one that has no effect. A `UsageError` if it is
+    not of the same images and classes as `model`, or is combined with class guidance, cfg_scale."""
     if guide is None:
         if scale is not None:
             raise UsageError("guide_scale has no effect without a model that guides: give a guide, too.")

@@ -226,8 +226,8 @@ def described(sampling):
 
 
 def run_of(model):
-    """What tells the run that trained a model from others, whatever the step, as values for JSON: the seed of its first
-    weights and its noise, and digests of its images and of what it started from; None where nobody noted it."""
+    """The identity of the run that trained a model, independent of the step, as values for JSON: the seed of its first
+    weights and its noise, and digests of its images and of its initial weights; None if the file does not store it."""
     meta = getattr(model, "meta", None) or {}
     if meta.get("seed") is None or not meta.get("data"):
         return None

@@ -1,7 +1,7 @@
 """The paths from image to noise that a model can be trained on: one small class each, which all samplers read.
 
-In the samplers' units every path is x = x_0 + σ·eps. A path says how the model sees it, x_t = a · x with a = a(σ), so
-that s = σ · a is the noise in it; what it is told of the level; and which levels there are.
+In the samplers' units every path is x = x_0 + σ·eps. A path defines the model's input x_t = a · x with a = a(σ), so
+that s = σ · a is its noise; the model's noise-level input; and the range of levels.
 
     discrete   a = √ᾱ = 1 / √(1 + σ²)        timestep t of T, as schedule.py has them
     linear     a = 1 / (1 + σ)               t = σ / (1 + σ) in (0, 1): x_t = (1 - t) · x_0 + t · eps
@@ -31,7 +31,7 @@ class Discrete:
         self.alpha_bar, self.table, self.timestep_scale = alpha_bar, sigma_table(alpha_bar), timestep_scale
 
     def level(self, sigma):
-        """(a, what the model is told)."""
+        """(a, the model's noise-level input)."""
         return math.sqrt(1 / (1 + sigma**2)), timestep_at(sigma, self.table) * self.timestep_scale
 
     def start_scale(self, sigma):

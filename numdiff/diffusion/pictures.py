@@ -8,24 +8,24 @@ from .process import Diffusion
 from .samplers import NOISY, SAMPLERS, WITH_ETA
 
 DEFAULT_SAMPLER, DEFAULT_STEPS = "ddim", 50
-TOLD = schema.record({"sampler": schema.choice(*SAMPLERS), "steps": schema.integer(1, MAX_SAMPLE_STEPS)}, {
+STORED = schema.record({"sampler": schema.choice(*SAMPLERS), "steps": schema.integer(1, MAX_SAMPLE_STEPS)}, {
     "cfg_scale": schema.optional(schema.number(-1000, 1000)),
     "cfg_interval": schema.optional(schema.items(schema.number(0), 2, least=2))}, schema.anything)
 
 
 def read(model):
-    """(sampler, steps, cfg_scale, cfg_interval) of the run that a model comes from; None where its file does not tell,
-    or not in a way that this numdiff understands or the model allows: then its weights are still of use."""
-    told = (getattr(model, "meta", None) or {}).get("pictures")
+    """(sampler, steps, cfg_scale, cfg_interval) of the run that a model comes from. None if its file does not store
+    them, or stores values that this numdiff or the model does not support: its weights are still usable."""
+    stored = (getattr(model, "meta", None) or {}).get("pictures")
     try:
-        schema.check(told, TOLD, "pictures")
-        scale, interval = told.get("cfg_scale"), told.get("cfg_interval")
+        schema.check(stored, STORED, "pictures")
+        scale, interval = stored.get("cfg_scale"), stored.get("cfg_interval")
         interval = interval and check_interval(interval)
     except (schema.Mismatch, UsageError):
         return None
     if scale in (None, 1) or getattr(model, "null_class", None) is None:
         scale = interval = None
-    return told["sampler"], told["steps"], scale, interval
+    return stored["sampler"], stored["steps"], scale, interval
 
 
 def why_another(own, sampler, steps, eta, given):
@@ -42,11 +42,11 @@ def why_another(own, sampler, steps, eta, given):
 def in_place_of(model, sampler, steps, eta, more):
     """(the run's own sampler, the argument because of which DDIM takes its place) where that happens unasked; or None.
     Arguments as of `as_in_training`."""
-    told = read(model)
-    if sampler is not None or told is None or {"schedule", "known"} & more.keys():
+    stored = read(model)
+    if sampler is not None or stored is None or {"schedule", "known"} & more.keys():
         return None
-    why = why_another(told[0], sampler, steps, eta, {name for name, value in more.items() if value is not None})
-    return why and told[0] != DEFAULT_SAMPLER and (told[0], why) or None
+    why = why_another(stored[0], sampler, steps, eta, {name for name, value in more.items() if value is not None})
+    return why and stored[0] != DEFAULT_SAMPLER and (stored[0], why) or None
 
 
 def as_in_training(model, sampler, steps, eta, more):
@@ -54,7 +54,7 @@ def as_in_training(model, sampler, steps, eta, more):
     to `more` where nothing is said of that; if it is limited to an interval, only with its own sampler and steps.
 
     Another sampler, a respacing, an `eta` that the run's sampler does not take, or `slerp` where that adds noise mean
-    DDIM's 50 steps, or all timesteps of the model where they are fewer. So do a model that no run tells of, and
+    DDIM's 50 steps, or all timesteps of the model where they are fewer. So do a model without a run, and
     inpainting, which has its own sampler. A schedule has steps and guidance of its own.
     """
     if more.get("schedule") is not None:

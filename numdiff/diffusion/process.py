@@ -47,10 +47,10 @@ def make_diffusion(options, backend=None):
 
 
 class Levels(NamedTuple):
-    """Noise levels of the images of a step, drawn on the device; `rows` says where in the others an image's number is.
+    """Noise levels of the images of a step, drawn on the device; `rows` is each image's index in the other arrays.
 
-    rows: int32 (B,); the others float32 (B,): x_t = signal · x_0 + noise · eps; what the model is told; the target
-    times its weight, as target_x_0 · x_0 + target_eps · eps; the weight
+    rows: int32 (B,); the others float32 (B,): x_t = signal · x_0 + noise · eps; the model's noise-level input; the
+    target times its weight, as target_x_0 · x_0 + target_eps · eps; the weight
     """
 
     rows: Any

@@ -1,8 +1,8 @@
 """Running a sampler's plan over one batch: on a GPU each kind of step is captured once and replayed.
 
-All that changes from step to step lies in device memory: the table of the plan's numbers and the number of the step,
-which a kernel increments; what one step leaves for the next lies in arrays at fixed addresses. So for up to TOGETHER
-steps of a kind the host launches one graph, and nothing is read back before the batch is done.
+Everything that changes from step to step is in device memory: the table of the plan's coefficients and the step number,
+which a kernel increments. Results that a step passes to the next are in arrays at fixed addresses. So for up to
+TOGETHER steps of a kind the host launches one graph, and nothing is read back before the batch is done.
 """
 import numpy as np
 

@@ -387,7 +387,7 @@ class Sampling:
 
 
 def descending_sigmas(path, spacing, steps):
-    """A path's levels of noise; a `UsageError` where some would be equal, between which no sampler can step."""
+    """A path's levels of noise; a `UsageError` if some would be equal, between which no sampler can step."""
     def levels(count):
         sigmas = path.sigmas(spacing, count)
         return sigmas, all(then < now for now, then in itertools.pairwise(sigmas))

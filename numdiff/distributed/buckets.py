@@ -22,7 +22,7 @@ _watchers = Stack()  # those whose backward pass is running in this thread, inne
 
 
 class Tape(PlainTape):
-    """The tape, which tells the watcher of this backward pass, if there is one, about every record played."""
+    """The tape, which reports every record played to the watcher of this backward pass, if there is one."""
 
     def backward(self, output, gradient=None):
         if _watchers:

@@ -95,10 +95,10 @@ class Alone:
         """Raise where a NumPy array is not bit for bit the same on every rank; `what` names it."""
 
     def check_options(self, options):
-        """Raise a `UsageError` where {name: value} differs between the ranks."""
+        """Raise a `UsageError` if {name: value} differs between the ranks."""
 
     def check_data(self, dataset, fingerprint):
-        """Raise a `UsageError` where the ranks have opened different datasets, by their fingerprints."""
+        """Raise a `UsageError` if the ranks have opened different datasets, by their fingerprints."""
 
     def log_to(self, path):
         """The watchdog's last message goes into this file, too."""
@@ -136,7 +136,7 @@ class Alone:
         """A line for the log; None for one process."""
 
     def remark(self):
-        """A sentence about cards that differ; None where all ranks have the same."""
+        """A sentence about cards that differ; None if all ranks have the same."""
 
 
 def current():
@@ -248,7 +248,7 @@ class Communicator(Alone):
             sys.excepthook = self._excepthook
 
     def _start_monitor(self):
-        """Beside rank 0 a process says which rank of its host was killed. Collective."""
+        """Start the monitor process of rank 0, which reports a killed rank of its host. Collective."""
         processes = dict(self.on_host((os.getpid(), self.rank)))
         if self.rank == 0 and self._watchdog.works:
             monitor.start(self.size)
@@ -350,7 +350,7 @@ class Communicator(Alone):
         except Exception as error:
             library = failed_library(error)
             if not (library or isinstance(error, (NumdiffError, OSError, MemoryError)) or why_no_process(error)):
-                traceback.print_exc()  # a bug: whoever fixes it needs to see where
+                traceback.print_exc()  # a bug: the traceback shows where
             return None, (f"{library}." if library else sentence(error), getattr(error, "exit_code", 1))
 
     def check_options(self, options):
@@ -456,7 +456,7 @@ class Communicator(Alone):
             self._watchdog.stop(failed=True)
 
     def _excepthook(self, kind, error, trace):
-        """An error that nobody caught ends all ranks, unless they have agreed on it and end by themselves."""
+        """An uncaught error ends all ranks, unless they have agreed on it and end by themselves."""
         if self._ending:
             sys.__excepthook__(kind, error, trace)
         else:

@@ -1,34 +1,34 @@
-"""`peer` by copy engines, where ranks share the update: gradients during the backward pass, weights during AdamW.
+"""`peer` by copy engines, if ranks share the update: gradients during the backward pass, weights during AdamW.
 
     first stream   … backward of the last blocks | of those before … | join, the rest, sum | norm | AdamW: part 0 | 1 …
     second stream        group 0: signals, copies | group 1: … |                                    part 0: the same | …
 
-Copy engines need no multiprocessor, nor does a stream that waits until a number has been written to its GPU's memory; a
-kernel beside a DiT's GEMMs would wait for one (overlap.py). So the gradients that this rank adds up are copied here
-from the other ranks, group by group as overlap.py forms them, and added up when the backward pass is over, by one
-kernel that reads this GPU's memory alone. AdamW then updates this rank's weights in PARTS, and the copy of 16 bits of
-each part travels while the next one is updated; weights that are read in float32 follow at the end, by a kernel.
+A copy engine needs no multiprocessor. Neither does a stream that waits until a value has been written to its GPU's
+memory. A kernel that runs concurrently with a DiT's GEMMs would wait for one (overlap.py). So the gradients that this
+rank reduces are copied here from the other ranks, in the groups of overlap.py. One kernel, which reads this GPU's
+memory alone, reduces them after the backward pass. AdamW then updates this rank's weights in PARTS, and the 16-bit copy
+of each part is sent while the next one is updated. Weights that are read in float32 follow at the end, by a kernel.
 
-Weights travel part by part where AdamW updates all of them and there is a copy of 16 bits (`Partition.weight_parts`).
-Muon's, those of a model with frozen parameters, and float32 leave all at once behind a barrier, as without this.
+Weights are sent part by part if AdamW updates all of them and there is a 16-bit copy (`Partition.weight_parts`).
+Muon's, those of a model with frozen parameters, and float32 are sent all at once behind a barrier, as without this.
 
-MEMORY. For every other rank its gradients of this rank's part: on N ranks (N - 1) / N of 4 bytes a parameter. Of each
-of the two moments the shared update saves as much.
+MEMORY. The other ranks' gradients of this rank's part: on N ranks (N - 1) / N of 4 bytes a parameter. The shared update
+saves the same amount for each of the two moments.
 
-THE SAME BITS. Each element is added up by one rank, in rank order; every copy of 16 bits is the one that the owner of
-the weight has rounded.
+THE SAME BITS. One rank reduces each element, in rank order; every 16-bit copy is the one that the owner of the weight
+has rounded.
 
-SIGNALS. A rank writes 1 into the memory of those who will read its gradients of a group, or its weights of a part.
-Whoever waits for a signal sets it back to 0. A signal is used once a step, and between two uses lies the norm's
-barrier, in which every rank waits for every other. So none is given before the last one has been seen, and no
-gradient or weight is overwritten that another rank still copies.
+SIGNALS. A rank writes 1 into the memory of each rank that will read its gradients of a group, or its weights of a part.
+The rank that waits for a signal resets it to 0. A signal is used once a step. Between two uses all ranks pass the
+norm's barrier. So a signal is only set after its last use has been seen, and no gradient or weight is overwritten that
+another rank still copies.
 
-WHY IT CANNOT DEADLOCK. All ranks have the same groups, wait for their signals in the same order, and each rank gives
+WHY IT CANNOT DEADLOCK. All ranks have the same groups, wait for their signals in the same order, and each rank sets
 its own signal before it waits for the others'. The first stream waits for the second only at the two joins, each after
 the last fork before it.
 
-WHEN NOBODY WRITES, a stream waits for ever: it has no limit as a barrier has (peer_reduce.py). A rank that ends or is
-stuck takes the others along (watchdog.py).
+WITHOUT A SIGNAL a stream waits for ever: it has no limit as a barrier has (peer_reduce.py). The watchdog ends the job
+if a rank ends or is stuck (watchdog.py).
 
 SOURCE
     CUDA driver API, "Stream Memory Operations" (cuStreamBatchMemOp).
@@ -69,12 +69,12 @@ def parts_of(first, stop):
 
 
 class Copies(overlap.Overlap):
-    """Watcher (buckets.py) of backward passes, for a `PeerExchange` with a partition; and the weights' way afterwards.
+    """Watcher (buckets.py) of backward passes, for a `PeerExchange` with a partition; and the transport of the weights.
 
-    Attributes signals: of every rank an int32 array; in rank q's, element number · ranks + r tells q that rank r's
+    Attributes signals: of every rank an int32 array; in rank q's, element number · ranks + r signals that rank r's
     gradients of the group of that number are complete, or, from number `weights_at` on, its weights of a part; arrived:
-    of every rank its gradients of this rank's part, the own ones where they lie; parts: [(start, stop)] of this rank's
-    weights; sent: how many of them have left in this step
+    of every rank its gradients of this rank's part, the own ones in place; parts: [(start, stop)] of this rank's
+    weights; sent: how many of them have been sent in this step
     """
 
     def __init__(self, exchange, parameters):

@@ -1,4 +1,4 @@
-"""How the ranks' gradients become one sum: the transports `mpi`, `peer` and `nccl` behind one interface.
+"""The gradients' all-reduce over the ranks: the transports `mpi`, `peer` and `nccl` behind one interface.
 
     with exchange.watch():      around the backward pass of the step's last microbatch: complete buckets may leave
         …
@@ -18,7 +18,7 @@
     transport  where the sum is made                    its place in a captured step
     mpi        in MPI, from pinned host memory, bucket   the graph is cut where a bucket is complete and before the
                by bucket while the backward goes on      update; between two parts the host sends on what has arrived
-    peer       on the GPUs (kernels/peer_reduce.py)      inside the graph, six launches after the backward, or beside it
+    peer       on the GPUs (kernels/peer_reduce.py)      inside the graph, six launches after the backward, or during it
                                                          (overlap.py, copies.py)
     nccl       in NCCL                                   inside the graph, two calls after the backward
     peer+…     by peer within each host, then by one     those of both, one after the other
@@ -30,7 +30,7 @@ computes each sum once, or in an order that gives the same on all sides; this is
 assumed.
 
 FILES  exchange_base.py, then mpi_exchange.py, peer_exchange.py (with overlap.py and copies.py), nccl_exchange.py,
-hosts_exchange.py; here stands which of them a run gets.
+hosts_exchange.py; this file chooses one for a run.
 """
 import importlib.util
 import time
@@ -81,15 +81,15 @@ def make_exchange(communicator, parameters, partition=None):
             reasons[name] = str(error)
     if not made:
         raise NumdiffError([*reasons.values()][-1])
-    chosen, told = made[0], []
+    chosen, notes = made[0], []
     if len(made) > 1:
         times = [seconds_of(exchange, communicator, parameters, shared_part(partition)) for exchange in made]
         chosen = next(e for e, t in zip(made, times, strict=True) if t <= NEARLY * min(times))
-        told.append(f"Measured: {', '.join(f'{e.name} {1e3 * t:,.3g} ms' for e, t in zip(made, times, strict=True))}.")
+        notes.append(f"Measured: {', '.join(f'{e.name} {1e3 * t:,.3g} ms' for e, t in zip(made, times, strict=True))}.")
         for exchange in made:
             if exchange is not chosen:
                 exchange.close()
-    chosen.why = " ".join([*told, *(f"Not {name}: {why}" for name, why in reasons.items())])
+    chosen.why = " ".join([*notes, *(f"Not {name}: {why}" for name, why in reasons.items())])
     return chosen
 
 
@@ -149,7 +149,7 @@ def seconds_of(exchange, communicator, parameters, shared):
 
 
 def refuse(communicator, parameters, name, partition):
-    """Raise a `UsageError` where a transport does not suit these ranks."""
+    """Raise a `UsageError` if a transport does not suit these ranks."""
     if name in ("peer", "nccl") and not is_device(parameters.grad):
         raise UsageError(f"--transport {name} joins GPUs, and these ranks run on the CPU; use --transport mpi.")
     if name == "peer" and communicator.hosts > 1:

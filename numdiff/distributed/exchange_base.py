@@ -1,6 +1,7 @@
-"""What every exchange of gradients has: that of one rank, what travels beside the gradients, and the trial of sums.
+"""The common base of exchanges: the exchange of one rank, the data sent with the gradients, and the trial of a
+transport.
 
-exchange.py tells what an exchange does and which there are.
+exchange.py describes the interface and the transports.
 """
 import contextlib
 import os
@@ -53,9 +54,9 @@ class NoExchange:
 
 
 class Mail:
-    """What ranks add up beside their gradients: the loss, whose own array may move, and of a model in FP8 the largest
-    magnitudes of its tensors in this step (kernels/quantise/rounding.py). Those have a column for each rank, so that a
-    sum, in whatever order, brings every rank's to all.
+    """What ranks reduce in addition to their gradients: the loss, whose own array may move, and of a model in FP8 the
+    largest magnitudes of its tensors in this step (kernels/quantise/rounding.py). Those have a column for each rank, so
+    that a sum, in whatever order, brings every rank's to all.
 
     Attributes numbers: float32 (1 + tensors · ranks,)
     """
@@ -83,7 +84,7 @@ def shared_part(partition):
 
 def try_sums(exchange, communicator, gradient, partition):
     """Add up numbers whose sum is known, by the same launches as in a step (twice by `peer`, whose barriers count), and
-    gather known partials, and largest magnitudes; a `NumdiffError` where something else arrives. partition: where the
+    gather known partials, and largest magnitudes; a `NumdiffError` if something else arrives. partition: where the
     update is shared."""
     size, rank = communicator.size, communicator.rank
     pattern = np.resize(np.arange(251, dtype=np.float32), gradient.size)  # whose sums are exact

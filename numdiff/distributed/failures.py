@@ -1,7 +1,7 @@
-"""What becomes of an error in a job of several ranks: what is said of it, and with which code a process ends.
+"""Handling of an error in a job of several ranks: its message, and the exit code of each process.
 
-An error that all ranks have is an `AgreedError`: all end in order, and rank 0 says it. Any other is one rank's own,
-which tells it and ends the others. Errors of MPI and NCCL, which know nothing of numdiff, are told by their modules.
+An error on all ranks is an `AgreedError`: all end in order, and rank 0 reports it. Any other is one rank's own, which
+reports it and ends the others. Errors of MPI and NCCL are reported by their modules.
 """
 import os
 

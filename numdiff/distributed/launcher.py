@@ -1,4 +1,4 @@
-"""Who started this process: `mpiexec`, `mpirun` or `srun` as one rank of several, or nobody.
+"""Who started this process: `mpiexec`, `mpirun` or `srun` as one rank of several, or none of them.
 
 Only the environment is inspected, so that a run of one process neither imports mpi4py nor needs it.
 """
@@ -58,5 +58,5 @@ def choose_library():
         return
     name = "libmpi.40.dylib" if sys.platform == "darwin" else "libmpi.so.40"  # 40: Open MPI 2 to 5
     program = shutil.which("mpiexec") or ""
-    beside = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(program))), "lib", name)
-    os.environ["MPI4PY_LIBMPI"] = os.pathsep.join([name, beside])
+    installed = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(program))), "lib", name)
+    os.environ["MPI4PY_LIBMPI"] = os.pathsep.join([name, installed])

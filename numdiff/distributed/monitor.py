@@ -1,6 +1,7 @@
-"""The process beside rank 0 that says which rank was killed (monitor_process.py): its start, and what it is told.
+"""The monitor process of rank 0, which reports a killed rank (monitor_process.py): its start and its messages.
 
-It begins with the command, as imports take a second in which a rank may be killed, too; so this imports little.
+It starts with the command, since a rank may also be killed while it imports modules for a second. So this file imports
+little.
 """
 import contextlib
 import json

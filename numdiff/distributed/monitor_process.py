@@ -1,7 +1,7 @@
-"""Runs beside rank 0, in a session of its own, and says which rank of this host was killed.
+"""Runs next to rank 0, in a separate session, and reports which rank of this host was killed.
 
-Launchers kill all ranks within milliseconds once one is gone, often before another can say which one it was. This
-process is none of theirs. It imports nothing of numdiff, so that it starts quickly, and ends with rank 0.
+Launchers kill all ranks within milliseconds once one is gone, often before another can report which one it was. This
+process is not one of theirs. It imports nothing of numdiff, so that it starts quickly, and ends with rank 0.
 
 Its input: lines of JSON, from rank 0 (monitor.py).
     {"ranks": {process: rank}, "all": whether others would be reported by rank 0}

@@ -145,7 +145,7 @@ class MpiExchange(NoExchange):
         return [first + (stop - first) * rank // self.size for rank in range(self.size + 1)]
 
     def _inbox(self, elements):
-        """Memory for so many numbers; what has arrived and been added up is used again."""
+        """Memory for `elements` elements; an inbox that has been reduced is used again."""
         fits = [k for k, inbox in enumerate(self._inboxes) if inbox.size >= elements]
         return self._inboxes.pop(fits[0]) if fits else np.empty(elements, np.float32)
 

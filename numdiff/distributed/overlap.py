@@ -1,30 +1,30 @@
-"""`peer` sums the gradients during the backward pass, on a second stream.
+"""`peer` reduces the gradients during the backward pass, on a second stream.
 
     first stream     … backward of the last blocks | of those before …  … | join, the rest of the sum | update
     second stream          group 0: barrier, sum, barrier, gather | group 1: … |
 
-The parameters form groups by the moment at which their gradients are complete, and a group leaves at that moment. It is
-not a run of the flat buffer, as a bucket of `mpi` is: a UNet's embedding layers lie all over it, and their gradients
-come last, so every run would wait for them. What has not left when the backward pass ends follows it. (Where ranks
-share the update, each needs the sums of its own part only: no second barrier, no gather.)
+The parameters form groups by the moment at which their gradients are complete, and a group is sent at that moment. It
+is not a contiguous range of the flat buffer, as a bucket of `mpi` is. A UNet's embedding layers are spread over the
+buffer, and their gradients are complete last, so every range would wait for them. The remaining groups follow after the
+backward pass. (If ranks share the update, each needs the sums of its own part only: no second barrier, no gather.)
 
-A kernel that adds needs registers, of which a DiT's GEMMs leave none on any multiprocessor: it waits for them, and they
-for it. A DiT's gradients are therefore copied, and added up later (copies.py). `Model.exchange_beside` says which way a
-model wants.
+A kernel that adds needs registers, and a DiT's GEMMs leave none on any multiprocessor: each waits for the other. A
+DiT's gradients are therefore copied, and reduced later (copies.py). `Model.exchange_beside` selects the way for a
+model.
 
-THE SAME BITS. Each element is added up by one rank, in rank order, as without this. Where a weight's gradient waits for
-its parts to be added up (kernels/second_pass.py), that is done before a group leaves; where gradients of small layers
-are made on a stream of their own (kernels/beside.py), a group waits for that one, and the first stream does not.
+THE SAME BITS. One rank reduces each element, in rank order, as without this. Partial sums of a weight's gradient are
+reduced (kernels/second_pass.py) before its group is sent. If gradients of small layers are computed on a side stream
+(kernels/beside.py), a group waits for that stream, and the first stream does not.
 
-WHY IT CANNOT DEADLOCK. A barrier's kernel spins on one multiprocessor until all ranks have reached that barrier, and
-kernels of the backward pass may need that multiprocessor, even all of them at once. All ranks have the same groups, and
-pass the same barriers in the same order. The first stream waits for the second only at the join, after the last fork;
-for a third one, of small layers' gradients (kernels/beside.py), it waits in between, and that one for the first alone.
-Take the first barrier that not all ranks have come to. A rank that has not has passed all barriers before it, so
-nothing spins there: its backward pass goes on, forks, and the rank comes.
+WHY IT CANNOT DEADLOCK. A barrier's kernel spins on one multiprocessor until all ranks have reached that barrier.
+Kernels of the backward pass may need that multiprocessor, even all of them at once. All ranks have the same groups, and
+pass the same barriers in the same order. The first stream waits for the second only at the join, after the last fork.
+In between it waits for the side stream of small layers' gradients (kernels/beside.py), which waits for the first alone.
+Take the first barrier that not all ranks have reached. A rank that has not reached it has passed all barriers before
+it, so nothing spins there: its backward pass continues, forks, and the rank arrives.
 
-WHAT A GROUP MAY TOUCH. Its gradients, which are complete: their loan is over (nn/loans.py), and what was lent is not
-lent again in this step. Its kernels write nothing else, and the join precedes whatever writes gradients next.
+WHAT A GROUP MAY TOUCH. Its gradients, which are complete: their memory is reclaimed (nn/loans.py), and is not aliased
+again in this step. Its kernels write nothing else, and the join precedes the next writer of gradients.
 """
 import numpy as np
 

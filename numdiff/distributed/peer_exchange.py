@@ -24,8 +24,8 @@ STEP_LIMIT = 600_000  # and in a step
 
 
 class PeerExchange(NoExchange):
-    """The GPUs of one host read each other's memory: kernels/peer_reduce.py, between barriers on the device. Beside the
-    backward pass overlap.py does it, or copies.py.
+    """The GPUs of one host read each other's memory: kernels/peer_reduce.py, between barriers on the device. During the
+    backward pass overlap.py or copies.py does it.
 
     Collective; raises `NumdiffError` on every rank where one of them cannot.
     """
@@ -115,7 +115,7 @@ class PeerExchange(NoExchange):
         peer_sum(self.mails, self.total)
         copy_into(loss, self.total[:1])
         if not self.partition:
-            self.barrier()  # nobody reads this rank's memory any longer
+            self.barrier()  # this rank's memory is no longer read
 
     def add(self, loss):
         """Add up the own slice, and the mail."""
@@ -129,7 +129,7 @@ class PeerExchange(NoExchange):
         """Bring every rank's slice of the gradient here."""
         self.barrier()  # every slice is there
         peer_all_gather(self.gradients, self.rank, bounds=bounds)
-        self.barrier()  # nobody reads this rank's memory any longer
+        self.barrier()  # this rank's memory is no longer read
 
     def gather_partials(self):
         """Without a barrier after it: no partial is written before the next step, and until then every rank waits for

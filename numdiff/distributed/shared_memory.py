@@ -47,7 +47,7 @@ def identity(path):
 
 
 def files_in_use():
-    """Identities of all files that this user's processes have mapped; None where the system does not say."""
+    """Identities of all files that this user's processes have mapped; None if the system does not say."""
     used = None
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # another user's, or it has ended

@@ -1,4 +1,4 @@
-"""Runs beside a rank while it starts MPI: `python start_guard.py PID SECONDS MONITOR IF_SLOW`; ends with its input.
+"""Runs next to a rank while it starts MPI: `python start_guard.py PID SECONDS MONITOR IF_SLOW`; ends with its input.
 
 If that does not happen in time, it says on stderr which rank is missing, as far as this host can tell, and kills PID.
 A Ctrl-C reaches it, too: PID, which cannot see one inside of MPI_Init, is killed if it has not left that in PATIENCE
@@ -19,7 +19,7 @@ PATIENCE = 2  # seconds
 
 def numbers(environment):
     """(rank, ranks, local rank, local ranks) as a launcher has put them into an environment, None for missing ones;
-    None where there is no launcher."""
+    None if there is no launcher."""
     for names in NAMES:
         values = [environment.get(name or "", "") for name in names]
         if values[0].isdigit() and values[1].isdigit():

@@ -1,21 +1,23 @@
 """The watchdog: a rank that is killed, stopped or stuck ends the whole job, with a message that says so.
 
-MPI waits for ever for a rank that does not come. Most launchers end a job when one of its processes dies; `srun` may
-not, none notices one that is stopped or stuck, and none says what to do next. So every rank keeps a connection to rank
-0 and regularly sends over it what it is doing (progress.py). Four things end the job:
+MPI waits for ever for a missing rank. Most launchers end a job when one of its processes dies; `srun` may not. None
+notices a process that is stopped or stuck, and none says what to do next. So every rank keeps a connection to rank 0
+and regularly sends its current activity over it (progress.py). Four things end the job:
 
     gone      a connection ends without a farewell: that process was killed. At once
-    silent    nothing was heard from a rank for `timeout` seconds: it is stopped, or its host cannot be reached
-    stuck     all wait for a rank that is alive but has neither come nor done anything for that long, as on a hung file
-              system; while it compiles kernels it has an hour. Or all wait and no message comes: MPI's network is dead
-    failed    a library that sums gradients has met an error after it accepted the work, so that the GPU waits for ever;
-              or a rank has failed in something that others wait for in such a library, and seem to be stuck
+    silent    nothing was received from a rank for `timeout` seconds: it is stopped, or its host cannot be reached
+    stuck     all wait for a rank that is alive but has neither arrived nor done anything for that long, as on a hung
+              file system; while it compiles kernels it has an hour. Or all wait and no message arrives: MPI's network
+              is dead
+    failed    a library that reduces gradients has met an error after it accepted the work, so that the GPU waits for
+              ever; or a rank failed inside a collective of such a library, on which the others block
 
-Rank 0 decides, and tells the others; every rank judges rank 0's silence for itself. Each live rank then says on stderr
-which rank it waits for, and where, and ends with a nonzero exit code.
+Rank 0 decides and notifies the others; every rank judges rank 0's silence for itself. Each live rank then reports on
+stderr which rank it waits for, and where, and ends with a nonzero exit code.
 
-A thread watches, as the main thread may be inside MPI or wait for a GPU that waits for another; it makes no MPI call. A
-process that was itself stopped (a whole job may be suspended and resumed) restarts the others' time.
+The watchdog is a thread, since the main thread may be inside MPI, or may wait for a GPU that waits for another. It
+makes no MPI call. After a process was itself stopped (a whole job may be suspended and resumed), the others' time
+restarts.
 """
 import contextlib
 import json
@@ -84,7 +86,7 @@ class Watchdog:
         self._peers = {}  # rank -> Peer: rank 0 has all the others, they have rank 0
         self._own = Peer(None, time.monotonic())  # this rank, as rank 0 sees itself
         self._stopped = False
-        self._polled, self._reported = [], None  # functions as `poll` takes them; when rank 0 was told of a failure
+        self._polled, self._reported = [], None  # functions as `poll` takes them; when rank 0 got a failure report
         self.address = self._connect(communicator, addresses)
         self.works = self.address is not None
         if self.works:
@@ -288,7 +290,7 @@ def stuck(peers, now, timeout):
 
 
 def sentence(why, ranks, rank, size, timeout):
-    """This rank's last message; None where others report it."""
+    """This rank's last message; None if others report it."""
     who = say_ranks(ranks)
     go_on, slow = progress.ends(), progress.if_slow
     if why == "gone":  # all notice it: one message is enough

@@ -97,8 +97,8 @@ def import_dataset(source, out, size=None, fit=None, channels=None, background=N
     names, up to the first _), "none", or the path of a labels file. force: replace `out`. progress: wraps the
     iterator over the images, called as progress(iterator, total). order: of classes whose names are integers, "numbers"
     (0, 1, 2, 10) or "words" (0, 1, 10, 2, as torchvision and guided-diffusion number them). latents: whether floats of
-    an array are latents, which are written as they are, or pixels; None tells them apart by their channels and values
-    (arrays.py), and the report says so. gzip: pack the images: smaller where they are drawings, slower to read
+    an array are latents, which are written as they are, or pixels; None decides by their channels and values
+    (arrays.py), and the report says so. gzip: compress the images: smaller where they are drawings, slower to read
     (../README.md). float16: store latents in half the bytes, rounded. strict: unreadable images are an error.
     size_flag: what `size` is called in messages.
     """
@@ -145,7 +145,7 @@ def import_dataset(source, out, size=None, fit=None, channels=None, background=N
 
 
 def open_source(path, labels="auto", order="numbers", latents=None):
-    """A `Source` for whatever lies at `path`, recognised by its contents."""
+    """A `Source` for the file or folder at `path`, recognised by its contents."""
     if order not in ORDERS:
         raise UsageError(f"--class-order {order} is unknown: use {' or '.join(ORDERS)}.")
     opened = _open_source(path, labels, order, latents)
@@ -191,7 +191,7 @@ def _open_source(path, labels, order, latents):
     if little == BIN_WEIGHTS_MAGIC:
         raise UsageError(f"{str(path)!r} holds the weights of a model: read it with `numdiff convert`.")
     if looks_like_picture(os.path.basename(path), head[:16]):
-        raise UsageError(f"{str(path)!r} is a single image: give the folder that it lies in.")
+        raise UsageError(f"{str(path)!r} is a single image: give its folder.")
     raise NumdiffError(f"{str(path)!r} is nothing that numdiff can import: give {KNOWN}.")
 
 

@@ -78,20 +78,20 @@ def checked_size(count, shape, itemsize, path):
 # MNIST: idx, plain or gzip --------------------------------------------------------------------------------------------
 
 def open_idx(path, labels):
-    """Images of an idx file, with the labels of the file beside it."""
+    """Images of an idx file, with the labels of its labels file."""
     no_labels_file(path, labels)
     with open_stream(path) as stream:
         if int.from_bytes(read_exactly(stream, 4, path), "big") == IDX_LABELS:  # whose header is shorter
-            raise UsageError(f"{str(path)!r} holds labels: give the images file, and its labels are found beside it.")
+            raise UsageError(f"{str(path)!r} holds labels: give the images file; labels are read from its folder.")
         count, height, width = struct.unpack(">3I", read_exactly(stream, IDX_HEADER_BYTES - 4, path))
     row_bytes = checked_size(count, (height, width), 1, path)
     announced(path, IDX_HEADER_BYTES + count * row_bytes)
-    beside = None if labels == "none" else idx_labels_path(path)
+    label_file = None if labels == "none" else idx_labels_path(path)
     classes, numbers, order, notes = None, None, "", []
-    if beside:
-        classes, numbers, order, _ = number_labels(read_idx_labels(beside, count, path))
+    if label_file:
+        classes, numbers, order, _ = number_labels(read_idx_labels(label_file, count, path))
     elif labels == "auto":
-        notes.append("No labels file was found beside it, so the images have no classes.")
+        notes.append("No labels file was found in its folder, so the images have no classes.")
 
     def blocks():
         for data in row_blocks(path, IDX_HEADER_BYTES, count, row_bytes):
@@ -101,7 +101,8 @@ def open_idx(path, labels):
 
 
 def idx_labels_path(path):
-    """The labels file beside an images file (train-images-idx3-ubyte.gz: train-labels-idx1-ubyte.gz), or None."""
+    """The labels file that belongs to an images file (train-images-idx3-ubyte.gz: train-labels-idx1-ubyte.gz), or
+    None."""
     folder, name = os.path.split(path)
     if "images" not in name:
         return None
@@ -233,11 +234,11 @@ def open_npz(path, labels, latents=None):
             found = ", ".join(sorted(members)[:8])[:200]
             raise NumdiffError(f"{str(path)!r} has no array `images` or `arr_0` (it has {found}): "
                                "save the images under one of these names.")
-        beside = next((key for key in NPZ_LABELS if key in members), None)
+        label_file = next((key for key in NPZ_LABELS if key in members), None)
         streams = [NpyStream(path, f"`{key}`", lambda key=key: archive.open(members[key]), members[key].file_size)
-                   if key else None for key in (images, beside)]
+                   if key else None for key in (images, label_file)]
         names = None
-        if "classes" in members and beside and labels != "none":
+        if "classes" in members and label_file and labels != "none":
             with damage_named(path), archive.open(members["classes"]) as stream:
                 names = read_npy(stream, members["classes"].file_size, MAXIMUM_NAMES_BYTES)
         return _array_source(path, ".npz file", *streams, labels, latents, names, archive.close)

@@ -31,7 +31,7 @@ IN_NUMERIC_ORDER, IN_TEXT_ORDER, IN_THE_FILES_ORDER = ("in numeric order", "in t
 class Labelled:
     """The classes of images, and the label of each."""
 
-    classes: list | None = None  # names, None where there are no labels
+    classes: list | None = None  # names, None if there are no labels
     numbers: list | None = None  # an index into `classes` for each image
     order: str = ""  # of the classes, in words
     notes: list = field(default_factory=list)  # sentences for the summary
@@ -73,7 +73,7 @@ def is_missing(value):
 
 
 def label_text(value):
-    """The text of a label, as it is spelled; a `UsageError` where it is neither a text nor a number."""
+    """The text of a label, as it is spelled; a `UsageError` if it is neither a text nor a number."""
     if is_missing(value) or isinstance(value, bool) or not isinstance(value, int | float | str) or (
             isinstance(value, float) and math.isinf(value)):
         raise UsageError(f"a label is {short(value)}, and a label must be a word or a number: fix the labels.")

@@ -51,7 +51,7 @@ class Table:
 def from_folders(names, order="numbers", folders=(), path=None):
     """The `Labelled` by the topmost level of folders that distinguishes the files; without classes where none does.
 
-    folders: the paths of all folders; one without images beside the class folders is a class, too. path: of the folder
+    folders: the paths of all folders; an empty one next to the class folders is a class, too. path: of the folder
     in which all is, for messages
     """
     prefix = common_folder(names)
@@ -61,7 +61,7 @@ def from_folders(names, order="numbers", folders=(), path=None):
     loose = [name for name, part in zip(names, parts, strict=True) if len(part) == 1]
     if loose:
         found = sorted({part[0] for part in parts if len(part) > 1})
-        raise UsageError(f"{examples(loose)} lie{'s' * (len(loose) == 1)} beside the class folders {examples(found)} "
+        raise UsageError(f"{examples(loose)} lie{'s' * (len(loose) == 1)} next to the class folders {examples(found)} "
                          "and so belong to no class: move them, or add --labels none.")
     found = {part[0] for part in parts}
     empty = sorted({folder[len(prefix):].split("/")[0] for folder in folders
@@ -375,7 +375,7 @@ def _unknown_form(path):
 
 
 def _parse_rows(path, rows, strict):
-    """The `Table` of objects, each of one file, which are iterated twice; None where it is none."""
+    """The `Table` of objects, each of one file, which are iterated twice; None if it is none."""
     keys = {}
     for row in rows:
         keys.update(dict.fromkeys(row))

@@ -48,7 +48,7 @@ class Fitting:
         self.first = None  # name of the image that decided
         self.profiles = {"converted": [], "unusable": []}  # names of images with colour profiles, in no certain order
         self.side = size
-        self.mixed_refused = channels is None  # a colour image is refused if nobody said what to do with it
+        self.mixed_refused = channels is None  # a colour image is refused unless an option says how to convert it
 
     def decide(self, image, name):
         """Settle size and channels by the first image (PIL or array)."""
