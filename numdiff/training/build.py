@@ -36,7 +36,7 @@ def decode_folder(options):
 
 
 def build_dataset(options):
-    """The dataset that the options name; a `UsageError` where its images do not suit the model."""
+    """The dataset that the options name; a `UsageError` if its images do not suit the model."""
     dataset = open_dataset(options.data, options.image_size, options.classes)
     dataset.image_size  # noqa: B018 - refuses images that are not square
     if options.class_cond and dataset.labels is None:
@@ -269,8 +269,8 @@ def describe_without_training(options, peaks_on=None):
             classes = len(names) if options.class_cond else None
             yield f"data      {dataset.path}: {count:,} images of {height}×{width}×{channels}"
     else:
-        told = "--channels and --num-classes say" if options.class_cond else "--channels says"
-        yield f"data      not opened, as {told} what the model takes from it"
+        reason = "--channels and --num-classes say" if options.class_cond else "--channels says"
+        yield f"data      not opened, as {reason} what the model takes from it"
     sizes = model_options(options, channels, classes)
     yield f"model     {describe_model(options, sizes)}"
     if start is not None:

@@ -10,7 +10,7 @@ from .sampling import find_model
 def ema_command(run, std, output=None, outdir="runs", echo=print):
     """Write the weights of a run, averaged with the relative width `std`, as a model file; returns its path.
 
-    run: as `sample_command` takes it, but for a model file; output: .h5 (default: ema-STD.h5 beside the checkpoint)
+    run: as `sample_command` takes it, but for a model file; output: .h5 (default: ema-STD.h5 next to the checkpoint)
     """
     echo = visibly(echo)
     checkpoint = pathlib.Path(find_model(run, outdir, echo))
@@ -24,7 +24,7 @@ def ema_command(run, std, output=None, outdir="runs", echo=print):
     kept = {name: meta[name] for name in ("classes", "pictures") if meta.get(name)}
     write_model_file(path, options, arrays, meta.get("diffusion"), meta.get("step", 0), meta["model"],
                      source=checkpoint.name, averaged=meta["averaged"], **kept)
-    told = meta["averaged"]
+    record = meta["averaged"]
     echo(f"{path}: weights of {checkpoint} (step {meta.get('step', 0):,}) averaged with the width {std:g}, from "
-         f"{told['stored']} stored averages; the profile differs by {100 * told['error']:.2g} %")
+         f"{record['stored']} stored averages; the profile differs by {100 * record['error']:.2g} %")
     return path

@@ -153,7 +153,7 @@ def _diffusion_settings(start, given, path):
 
 
 def check_variance(start, options, name):
-    """Raise a `UsageError` where the model in the file learns its variance, and the setting of this name has none."""
+    """Raise a `UsageError` if the model in the file learns its variance, and the setting of this name has none."""
     if name and start.options["learn_sigma"]:
         raise UsageError(f"{_said(name, getattr(options, name))} does not go with --init {start.path}, whose model "
                          f"learns its variance, which is of whole timesteps and a plain loss: leave {flag(name)} out, "
@@ -161,7 +161,7 @@ def check_variance(start, options, name):
 
 
 def check_settings(start, options, given):
-    """Raise a `UsageError` where a setting that was given contradicts the model in the file."""
+    """Raise a `UsageError` if a setting that was given contradicts the model in the file."""
     kind = kinds.get(start.kind)
     sizes = kind.sizes(options, start.options["in_channels"], start.options["num_classes"])
     own, theirs = kind.structure({**defaults_of(kind.model_class), **sizes}), kind.structure(start.options)
@@ -198,12 +198,12 @@ def take(start, shapes, sizes, classes: Sequence[str] = (), diffusion=None) -> T
     """What a model with parameters of these `shapes` ({name: shape}) and options takes from a file.
 
     classes: names of the classes of the data, in order; diffusion: options of the run's, which may differ
-    Raises a `NumdiffError` where tensors are missing, are left over, or have another shape.
+    Raises a `NumdiffError` if tensors are missing, are left over, or have another shape.
     """
     kind = kinds.get(start.kind)
     table = kind.class_table
-    anew = [name for name in shapes if name not in start.arrays and kind.starts_anew(name, start.options)]
-    missing = [name for name in shapes if name not in start.arrays and name != table and name not in anew]
+    renewed = [name for name in shapes if name not in start.arrays and kind.is_recomputed(name, start.options)]
+    missing = [name for name in shapes if name not in start.arrays and name != table and name not in renewed]
     left = [name for name in start.arrays if name not in shapes and name != table]
     other = [name for name in shapes if name in start.arrays and name != table
              and tuple(start.arrays[name].shape) != tuple(shapes[name])]
@@ -212,7 +212,7 @@ def take(start, shapes, sizes, classes: Sequence[str] = (), diffusion=None) -> T
             ("it lacks", missing), ("it has beyond them", left), ("of another shape are", other)) if names]
         raise NumdiffError(f"--init {start.path} does not have the tensors of this model: {' and '.join(found)}; check "
                            "the model options.")
-    taken = Taken([name for name in shapes if name != table and name not in anew])
+    taken = Taken([name for name in shapes if name != table and name not in renewed])
     whole, new = len(taken.names), []
     if table in shapes:
         taken.table = table
@@ -224,8 +224,8 @@ def take(start, shapes, sizes, classes: Sequence[str] = (), diffusion=None) -> T
     if new:
         kept = len(taken.rows)
         taken.lines.append(f"new: {table}, rows of {_listed(new)}; kept: {kept} of {shapes[table][0]} rows")
-    if anew:
-        taken.lines.append(f"new: {len(anew)} tensors ({', '.join(anew[:2])}{', …' if len(anew) > 2 else ''})")
+    if renewed:
+        taken.lines.append(f"new: {len(renewed)} tensors ({', '.join(renewed[:2])}{', …' if len(renewed) > 2 else ''})")
     if table in start.arrays and table not in shapes:
         taken.lines.append(f"left out: {table}, as this run has no classes")
     taken.lines.extend(f"{heading}: {text}" for heading, text in start.remarks)
@@ -235,7 +235,7 @@ def take(start, shapes, sizes, classes: Sequence[str] = (), diffusion=None) -> T
         taken.lines.append(f"for images of {now}×{now}, which were {before}×{before}{said and f': {said}'}")
     before, now = (objective(options) for options in (start.diffusion, diffusion or start.diffusion))
     if before != now:
-        taken.lines.append(f"its model {before}, and this run's {now}: it has that to learn anew")
+        taken.lines.append(f"its model {before}, and this run's {now}: it must learn that again")
     return taken
 
 

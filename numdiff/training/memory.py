@@ -8,7 +8,7 @@ from ..errors import TooManyElementsError
 
 
 def bytes_for(trainer, communicator, microbatch):
-    """Bytes that the GPU must have for a step's intermediate results, besides what a `Trainer` holds; NaN where that
+    """Bytes that the GPU must have for a step's intermediate results, besides what a `Trainer` holds; NaN if that
     is more than kernels count."""
     device, taken = Measuring(trainer.model.backend), []
     other = type(trainer)(measuring_twin(trainer.model, device), trainer.dataset,

@@ -80,7 +80,7 @@ def load(path: str | os.PathLike, device: str = "auto", weights: str | None = No
 
 
 def load_model(path, device="auto", weights=None, precision="auto", ema_std=None, warn=None):
-    """What `load` returns; what is odd about another program's file is told to `warn(text)`."""
+    """What `load` returns; oddities of another program's file are passed to `warn(text)`."""
     options, arrays, meta = read_model(path, weights, ema_std, warn or logging.getLogger("numdiff").warning)
     model = kinds.get(meta["model"]).model_class(**options, device=device, seed=None)
     model.load_arrays(arrays)
@@ -91,7 +91,7 @@ def load_model(path, device="auto", weights=None, precision="auto", ema_std=None
 
 
 def read_model(path, weights=None, ema_std=None, warn=None):
-    """What `read_model_file` returns, of other programs' files, too; `warn(text)` is told what is odd about them."""
+    """What `read_model_file` returns, of other programs' files, too; `warn(text)` receives their oddities."""
     if not is_foreign(path):
         return read_model_file(path, weights, ema_std)
     check_wanted(weights, ema_std)
@@ -131,7 +131,7 @@ def check_wanted(weights, ema_std):
 def read_model_file(path, weights=None, ema_std=None):
     """(model options, {name: array in numdiff's layout}, meta) of a checkpoint, run folder or model file.
 
-    weights, ema_std: as in `load`; the meta then tells in "averaged" what the weights are made of
+    weights, ema_std: as in `load`; the meta then describes in "averaged" how the weights were averaged
     """
     path = pathlib.Path(path)
     check_wanted(weights, ema_std)
@@ -289,35 +289,35 @@ def read_any(source, weights=None, diffusion=None, free=None, reader="convert"):
         wanted = weights or "ema"
         if folder is None:
             check_whole_folder(source)
-            state_dict, told = read_weights(source, wanted)
+            state_dict, stored = read_weights(source, wanted)
             check_whole_folder(source, state_dict)
         else:
-            state_dict, told = read_diffusers_folder(folder, wanted)
+            state_dict, stored = read_diffusers_folder(folder, wanted)
         known = [kind.foreign(reader) for kind in reversed(kinds.KINDS.values())]  # the first takes whatever is left
         foreign = next(found for found in known if found.recognises(state_dict))
-        training, broken = told.pop("training", {}), told.pop("broken", [])
+        training, broken = stored.pop("training", {}), stored.pop("broken", [])
         if guess:
-            with _told_of(source):
-                shown = {*told, *foreign.shown_by(state_dict)}
+            with _naming(source):
+                shown = {*stored, *foreign.shown_by(state_dict)}
             free = {name: value for name, value in free.items() if name in foreign.free and name not in shown}
-        options = foreign.complete(source, state_dict, told, free)
-        remarks = [("left out", text) for text in broken] + foreign.remarks(options, told)
+        options = foreign.complete(source, state_dict, stored, free)
+        remarks = [("left out", text) for text in broken] + foreign.remarks(options, stored)
         try:
             check_names(training.get("classes"), options)
         except schema.Mismatch as error:
             training = {**training, "classes": None}
             remarks.append(("left out", f"the names of the classes, as {error}"))
-        with _told_of(source):
+        with _naming(source):
             state_dict = foreign.hold(state_dict, options)
         if guess:  # what the user says of a run is said of the file where that is silent
-            silent = not {"diffusion", "betas", "alphas_cumprod"} & told.keys()
+            silent = not {"diffusion", "betas", "alphas_cumprod"} & stored.keys()
             path = diffusion.get("path") if silent else None
-            usual = "diffusion" not in told and (path or foreign.usual_path(options)) == "discrete"
+            usual = "diffusion" not in stored and (path or foreign.usual_path(options)) == "discrete"
             diffusion = {"path": path, "rescale_timesteps": diffusion.get("rescale_timesteps") if usual else None}
             diffusion = {name: value for name, value in diffusion.items() if value is not None}
-        diffusion = complete_diffusion(source, foreign, told, diffusion, foreign.usual_path(options))
-        if reader == "load" and "diffusion" not in told:
-            remarks.append(("diffusion", f"the file does not tell it, and its model is taken for one that "
+        diffusion = complete_diffusion(source, foreign, stored, diffusion, foreign.usual_path(options))
+        if reader == "load" and "diffusion" not in stored:
+            remarks.append(("diffusion", f"the file does not store it, and its model is taken for one that "
                                          f"{objective(diffusion)}; `numdiff convert` has options for others"))
         state_dict, options = foreign.in_our_time(state_dict, options, diffusion, folder is None)
         found = ModelFile(source, foreign.kind.name, options, to_numdiff_layout(state_dict), diffusion,
@@ -329,8 +329,8 @@ def read_any(source, weights=None, diffusion=None, free=None, reader="convert"):
 
 
 @contextlib.contextmanager
-def _told_of(source):
-    """Errors about what a file holds name it."""
+def _naming(source):
+    """Context: errors about a file's contents name the file."""
     try:
         yield
     except NumdiffError as error:
@@ -388,21 +388,21 @@ def convert(source, target, weights=None, diffusion=None, conv_resample=False, *
     return Conversion(kind.name, options, kind.count_parameters(options)[0], step, diffusion, notes)
 
 
-def complete_diffusion(source, foreign, told, given, usual_path="discrete"):
+def complete_diffusion(source, foreign, stored, given, usual_path="discrete"):
     """The options of the `Diffusion` of a foreign model: from the user, then the file, then the defaults.
 
     foreign: the `Weights` of its kind
-    told: as `read_weights` gives it: "diffusion", or "betas" or "alphas_cumprod", float arrays (T,)
+    stored: as `read_weights` gives it: "diffusion", or "betas" or "alphas_cumprod", float arrays (T,)
     given: some of steps, schedule, prediction, rescale_timesteps (bool), path; usual_path: where neither says it
-    Raises a `UsageError` where it must be known whether timesteps are rescaled, and is not.
+    Raises a `UsageError` if it must be known whether timesteps are rescaled, and is not.
     """
     given = dict(given)
     rescaled = given.pop("rescale_timesteps", None)
     try:
-        schema.check(told.get("diffusion", {}), schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "it")
+        schema.check(stored.get("diffusion", {}), schema.of_defaults(defaults_of(Diffusion), DIFFUSION), "it")
     except schema.Mismatch as error:
         raise NumdiffError(f"the diffusion of {source} cannot be used ({error}): save the file again.") from None
-    found = {**told.get("diffusion", {}), **schedule_of_tables(source, told, given)}
+    found = {**stored.get("diffusion", {}), **schedule_of_tables(source, stored, given)}
     path = given.get("path") or found.get("path") or ("discrete" if found else usual_path)
     if path != "discrete":
         timesteps = {"--diffusion-steps": given.get("steps"), "--schedule": given.get("schedule"),
@@ -412,7 +412,7 @@ def complete_diffusion(source, foreign, told, given, usual_path="discrete"):
             raise UsageError(f"--path {path} has no whole timesteps, which {whole[0]} is about: leave one of them out.")
         found = found if found.get("path") == path else {}
     known = {**({} if path != "discrete" else Diffusion().options), **found, **given, "path": path}
-    silent = foreign.may_rescale and rescaled is None and "diffusion" not in told
+    silent = foreign.may_rescale and rescaled is None and "diffusion" not in stored
     if path == "discrete" and silent and known["steps"] != 1000:
         asked = foreign.ask("--rescale-timesteps where it was trained with rescale_timesteps=True, the default of "
                             "improved-diffusion, else --no-rescale-timesteps")
@@ -436,13 +436,13 @@ def objective(diffusion):
     return f"predicts {diffusion['prediction']} in {how}"
 
 
-def schedule_of_tables(source, told, given):
-    """{"steps", "schedule"} of the tables in a file, {} without any; a `NumdiffError` where the schedule is not one of
+def schedule_of_tables(source, stored, given):
+    """{"steps", "schedule"} of the tables in a file, {} without any; a `NumdiffError` if the schedule is not one of
     numdiff's."""
-    name = next((name for name in ("alphas_cumprod", "betas") if name in told), None)
+    name = next((name for name in ("alphas_cumprod", "betas") if name in stored), None)
     if name is None:
         return {}
-    table = np.asarray(told[name], np.float64)
+    table = np.asarray(stored[name], np.float64)
     if table.ndim != 1 or not 1 <= len(table) <= MAX_STEPS:
         raise NumdiffError(f"cannot use {source}: its table {name} has the shape {table.shape}.")
     bars = table if name == "alphas_cumprod" else np.cumprod(1 - table)
@@ -460,5 +460,5 @@ def schedule_of_tables(source, told, given):
 def _is_hdf5(path):
     try:
         return is_hdf5(path)
-    except OSError:  # reported better by whoever reads it next
+    except OSError:  # its reader reports it better
         return False

@@ -22,7 +22,7 @@ from . import kinds
 from .precision import FLOAT8_ON, ON_TENSOR_CORES, SCALES_LOSS, automatic, gpu_capability
 
 OPTIONS_BYTES = 1 << 20  # of an options.json
-OF_RUNS = "options.json", "stats.jsonl"  # files by which a run folder is told from a folder of pictures
+OF_RUNS = "options.json", "stats.jsonl"  # files that distinguish a run folder from a folder of pictures
 # What a preset says of its path: one choice, of which nothing is taken where the user's settings ask for another path.
 PATH = ("path", "loss", "time_sampling", "noise_mean", "noise_std", "time_shift", "sigma_data")
 PRESETS = {name: kind.presets for name, kind in kinds.KINDS.items()}  # for code that goes through all of them
@@ -163,8 +163,8 @@ def resolve(given, capability=None):
     for name, needs in (*((name, SCALES_LOSS) for name in ("loss_scale", "loss_scale_rule", "loss_scale_interval")),
                         ("fp8_promotion", ("fp8",))):
         if given.get(name, lines[name].default) != lines[name].default and options.precision not in needs:
-            told = "--no-fp8-promotion" if name == "fp8_promotion" else f"{flag(name)} {say(given[name])}"
-            raise UsageError(f"{told} is of --precision {' and '.join(needs)}, and this run computes in "
+            setting = "--no-fp8-promotion" if name == "fp8_promotion" else f"{flag(name)} {say(given[name])}"
+            raise UsageError(f"{setting} is of --precision {' and '.join(needs)}, and this run computes in "
                              f"{options.precision}: leave it out.")
     for name in ("sla_topk", "sla_linear"):
         if name in asked and options.attention != "sla":
@@ -226,7 +226,7 @@ def _resolve_objective(options, given):
 
 
 def without_variance(options):
-    """The name of the first setting whose objective has no learned variance; None where it may be learned."""
+    """The name of the first setting whose objective has no learned variance; None if it may be learned."""
     plain = {"path": ("discrete",), "loss": (None, options.prediction), "min_snr_gamma": (None,)}
     return next((name for name, values in plain.items() if getattr(options, name) not in values), None)
 

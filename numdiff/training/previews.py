@@ -14,10 +14,10 @@ def draws(options, model):
     return options.sample_count and model.in_channels in (1, 3)
 
 
-def told_by(options):
+def sampling_record(options):
     """{"pictures": how a run draws its own, or would}, for its checkpoints (diffusion/pictures.py)."""
-    told = how(options)
-    return {"pictures": {**told, "cfg_interval": told["cfg_interval"] and list(told["cfg_interval"])}}
+    drawing = how(options)
+    return {"pictures": {**drawing, "cfg_interval": drawing["cfg_interval"] and list(drawing["cfg_interval"])}}
 
 
 def how(options):
@@ -67,7 +67,7 @@ class Previews:
                         batch=max(self.batch, step.microbatch), eager=options.eager, arena=step.arena, **how(options))
 
     def check(self):
-        """Raise a `UsageError` where no samples could be drawn so, by the run or from it, which should be known before
+        """Raise a `UsageError` if no samples could be drawn so, by the run or from it, which should be known before
         the first step."""
         with as_options():
             if not draws(self.options, self.trainer.model):

@@ -31,8 +31,8 @@ SMOOTHING = 0.7  # weight of the old step time in the estimate of the time left
 class Output:
     """Prints lines on stdout, and never makes a run fail.
 
-    A line that cannot be written, for example to a full disk, is lost, and the next one is tried. When nobody reads any
-    more (a pipe into `head`), `closed` is set, so that the run can stop in order.
+    A line that cannot be written, for example to a full disk, is lost, and the next one is tried. When no reader is
+    left any more (a pipe into `head`), `closed` is set, so that the run can stop in order.
     """
 
     def __init__(self, write=None):
@@ -67,7 +67,7 @@ def discard(stream, for_good=False):
 # The reporter ---------------------------------------------------------------------------------------------------------
 
 class Reporter:
-    """Tells how a run goes: a bar where stderr is a terminal, else plain lines on stdout; always stats.jsonl.
+    """Reports a run's progress: a bar if stderr is a terminal, else plain lines on stdout; always stats.jsonl.
 
         with Reporter(run_dir, steps=400, batch=32) as reporter:
             …
@@ -133,7 +133,7 @@ class Reporter:
             self._bar.to(self.step, note, self._seconds)
 
     def message(self, text):
-        """A line of text beside the bar or between the lines."""
+        """A line of text above the bar or between the lines."""
         if self._bar.disable:
             self._output(text)
         else:
@@ -178,8 +178,8 @@ def _json(value):
 
 
 def truncate_stats(path, step):
-    """Cut from stats.jsonl what lies after `step`, and a line that a kill left half-written, so that no step is in it
-    twice."""
+    """Remove from stats.jsonl the lines after `step`, and a line that a kill left half-written, so that no step is in
+    it twice."""
     try:
         check_target("the records", path)
         end = at = 0
@@ -240,7 +240,7 @@ def parse_record(line):
 # Pictures -------------------------------------------------------------------------------------------------------------
 
 def columns_of(model):
-    """How many columns a grid has, one a class; None where there are no classes, or too many."""
+    """How many columns a grid has, one a class; None if there are no classes, or too many."""
     return model.num_classes if model.num_classes and model.num_classes <= 12 else None
 
 

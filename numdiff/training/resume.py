@@ -27,8 +27,8 @@ from .trainer import ranks_of, split_batch
 
 
 def of_resumed(options, communicator):
-    """What a resumed run builds its trainer from: its weights are those of the checkpoint, and where it goes on alone
-    nobody shares its update."""
+    """The options from which a resumed run builds its trainer: its weights are those of the checkpoint, and a single
+    rank does not share its update."""
     alone = {"shard_update": "auto"} if communicator.size == 1 else {}
     return options.changed(init=None, **alone)
 
@@ -47,7 +47,7 @@ def load_checkpoint_on_first(communicator, path):
 
 
 def why_no_step(run_dir, done, asked):
-    """What is said where a run that has done so many steps is asked for no more than them."""
+    """The message if a run that has done `done` steps is requested to do no more."""
     of = load_options(run_dir).steps
     if asked >= done:
         return f"{run_dir} has done its {counted(done, 'step')}; give more with --steps to go on."

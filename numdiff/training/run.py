@@ -60,7 +60,7 @@ from .options import TrainOptions, load_options
 from .plan import plan_run
 from .post_hoc_ema import save_snapshot, snapshot_every
 from .precision import SCALES_LOSS
-from .previews import Previews, draws, told_by
+from .previews import Previews, draws, sampling_record
 from .report import STATS, Output, Reporter, columns_of, image_grid, read_stats, save_png
 from .resume import (
     check_resumed_data,
@@ -85,7 +85,7 @@ COMPARE_EVERY = 1000  # steps after which the ranks compare their weights, which
 
 
 class Stopped(NumdiffError):
-    """The run was asked to stop (Ctrl-C, SIGTERM, SIGHUP, or nobody reads its output) and has saved its state."""
+    """The run was asked to stop (Ctrl-C, SIGTERM, SIGHUP, or its output has no reader) and has saved its state."""
 
     def __init__(self, message, signal_number):
         super().__init__(message)
@@ -149,7 +149,7 @@ def _train_job(communicator, options, resume, dry_run, echo, new_data, hold):
     if dry_run:
         return None
     if communicator.first(lambda: echo.closed):
-        raise Stopped("stopped before the first step, as nobody reads the output.", SIGPIPE)
+        raise Stopped("stopped before the first step, as its output has no reader.", SIGPIPE)
     if state is None:
         run_dir = communicator.first(create_run, options)
         hold(run_dir)
@@ -250,7 +250,7 @@ def checkpoint_meta(trainer, options):
             "diffusion": trainer.diffusion.options, "step": trainer.step, "classes": trainer.dataset.classes,
             "data": trainer.fingerprint, "seed": trainer.seed, "init": trainer.origin, "split": split_of(trainer),
             "schedule": schedule_of(options),
-            **told_by(options),
+            **sampling_record(options),
             **({"ema_std": list(stds)} if (stds := trainer.settings["ema_std"]) else {})}
 
 
@@ -312,7 +312,7 @@ def _train(options, trainer, previews, run_dir, output):
             return communicator.build(trainer.state, False)
 
         def save_first(state):
-            """Runs beside the first steps, which do not wait for the disk."""
+            """Runs concurrently with the first steps, which do not wait for the disk."""
             writer = held.enter_context(ThreadPoolExecutor(1, thread_name_prefix="numdiff checkpoint"))
             written.append(writer.submit(write, trainer.step, state, checkpoint_meta(trainer, options)))
 
@@ -362,7 +362,7 @@ def _train(options, trainer, previews, run_dir, output):
 
         def stop(number):
             save_all()
-            why = ", as nobody reads its output" if number == SIGPIPE else ""
+            why = ", as its output has no reader" if number == SIGPIPE else ""
             after = f"after step {trainer.step} of {options.steps}{why}; go on with"
             if trainer.step == options.steps:
                 after = f"after its last step{why}, before its pictures, which are drawn by"

@@ -101,7 +101,7 @@ class SamplesFile:
         file.seek(end)
 
     def close(self):
-        """Release the archive, finished or not: otherwise Python does so later, with an error that nobody can catch."""
+        """Release the archive, finished or not: otherwise Python does so later, with an error that cannot be caught."""
         for part in (self._rows, self._zip):
             with contextlib.suppress(OSError, ValueError):
                 part.close()

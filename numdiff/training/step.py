@@ -1,6 +1,6 @@
 """One training step, static: after its first run it allocates nothing new and reads nothing back.
 
-Everything that changes from step to step lies in device memory at a fixed address: the step number, the batch, the
+Everything that changes from step to step is in device memory at a fixed address: the step number, the batch, the
 learning rate. Noise, timesteps and flips are counted from (seed, step, index of the image in the global batch), so they
 do not depend on how the batch is split into microbatches or among ranks.
 """

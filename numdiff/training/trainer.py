@@ -191,7 +191,7 @@ class Trainer:
 
     @functools.cached_property
     def fingerprint(self):
-        """What tells this dataset from others: `numdiff.data.fingerprint`."""
+        """The dataset's identity: `numdiff.data.fingerprint`."""
         return fingerprint(self.dataset)
 
     @property
@@ -254,7 +254,7 @@ class Trainer:
     def _reports(self, first, stop):
         rows, first_bad_step, status = self.step_function.answer(first, stop)
         self.exchange.check(status)
-        self._gather_masters()  # whoever gets the reports may read the weights
+        self._gather_masters()  # the receiver of the reports may read the weights
         reports = [StepReport(first + i, *map(float, row[:4]), int(row[4])) for i, row in enumerate(rows)]
         if self.precision in SCALES_LOSS:
             if first_bad_step >= 0:
@@ -356,11 +356,11 @@ class Trainer:
             self.model.parameters.load_flat(weights)
 
     def check_ranks(self) -> None:
-        """Raise a `NumdiffError` where the weights, or what scales in FP8 are made of, are not the same, bit by bit, on
+        """Raise a `NumdiffError` if the weights, or what scales in FP8 are made of, are not the same, bit by bit, on
         all ranks. Collective."""
         if self.communicator.size > 1:
             weights, where = self.model.parameters, f"after step {self.step} the weights"
-            if self.shares_update and weights.half is not None:  # as they arrived; the next line rounds them anew
+            if self.shares_update and weights.half is not None:  # as received; the next line rounds them again
                 self.communicator.check_same(download(weights.half), f"{where} in 16 bits")
             self._gather_masters()
             self.communicator.check_same(download(weights.data), where)
@@ -375,10 +375,10 @@ class Trainer:
     def ema_weights(self) -> Iterator[Model]:
         """Within the context the model computes with the averaged weights (with the plain ones if there is no EMA).
 
-        Where ranks share the update it is collective, and the average lies in the buffer of the gradients, which no
-        step needs in between.
+        If ranks share the update it is collective, and the average is stored in the gradient buffer, which no step
+        needs in between.
         """
-        self._gather_masters()  # which are rounded anew at the end
+        self._gather_masters()  # which are rounded again at the end
         parameters, ema = self.model.parameters, self.optimizer.ema
         lent = ema is not None and self.shares_update
         if lent:
@@ -394,7 +394,7 @@ class Trainer:
 
 
 def shares_update(setting, communicator, backend, optimizer):
-    """Whether the ranks share the update, by --shard-update; a `UsageError` where there is nobody to share with."""
+    """Whether the ranks share the update, by --shard-update; a `UsageError` if there is one rank."""
     if setting == "yes" and communicator.size == 1:
         raise UsageError("--shard-update yes shares the update among the ranks of mpiexec, and this process is alone: "
                          "leave it out, or start several.")
@@ -403,7 +403,7 @@ def shares_update(setting, communicator, backend, optimizer):
 
 
 def split_batch(batch, microbatch, ranks, fixed=False, least=1, most=math.inf):
-    """(images a step of each rank, images of a forward pass); a `UsageError` where they do not divide evenly.
+    """(images a step of each rank, images of a forward pass); a `UsageError` if they do not divide evenly.
 
     fixed: the batch is that of a run that goes on, so that only another number of ranks is advised
     least, most: numbers of ranks that this run can have otherwise
@@ -444,7 +444,7 @@ def ranks_for(batch, microbatch, ranks):
 
 
 def batches_for(batch, microbatch, ranks):
-    """The nearest batches, below and above, that so many ranks can share."""
+    """The nearest batches, below and above, that `ranks` ranks can divide."""
     step = math.lcm(ranks, microbatch or 1)
     ways = range(batch - 1, max(0, batch - 1 - step * ranks), -1), range(batch + 1, batch + 1 + step * ranks)
     found = [next((other for other in way if fits_ranks(other, microbatch, ranks)), None) for way in ways]

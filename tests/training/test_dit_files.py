@@ -111,7 +111,7 @@ def test_one_file_of_a_diffusers_folder_asks_for_the_folder(tmp_path):
                 read(path)
     for name in ("transformer_blocks.0.ff.net.2.weight", "down_blocks.0.resnets.0.conv1.weight"):
         np.savez(tmp_path / "alone.npz", **{"conv_in.weight": np.zeros(1), name: np.zeros(1, np.float32)})
-        with pytest.raises(UsageError, match="is a file of diffusers, .* not beside it: give the folder that save_pre"):
+        with pytest.raises(UsageError, match="is a file of diffusers, .* not next to it: give the folder that save"):
             convert(tmp_path / "alone.npz", tmp_path / "x.h5")
 
 
@@ -218,7 +218,7 @@ def test_a_folder_of_diffusers_is_read_back(tmp_path):
     with pytest.raises(NumdiffError, match="in several files"):
         convert(folder, tmp_path / "x.h5")
     (folder / (WEIGHTS + ".index.json")).unlink()
-    with pytest.raises(NumdiffError, match=f"has no {WEIGHTS} beside its"):
+    with pytest.raises(NumdiffError, match=f"has no {WEIGHTS} next to its"):
         convert(folder, tmp_path / "x.h5")
 
 

@@ -99,7 +99,7 @@ def test_the_weights_as_trained_are_there_too(tmp_path, runs):
 def test_another_image_size(tmp_path, runs):
     for kind, size in (("dit", 16), ("unet", 16)):
         folder, lines = run(tmp_path / kind, 1, model=kind, init=str(runs[kind]), image_size=size)
-        said = {"dit": "positions are computed anew for 4×4 tokens, which were 2×2",
+        said = {"dit": "positions are recomputed for 4×4 tokens, which were 2×2",
                 "unet": "attention stays at its levels"}[kind]
         assert f"for images of 16×16, which were 8×8: {said}" in "\n".join(lines)
         model = numdiff.load(folder, "cpu")
@@ -111,7 +111,7 @@ def test_another_image_size(tmp_path, runs):
 def test_angles_of_another_image_size(tmp_path):
     write = public_dit(tmp_path, rope=True)
     options = resolve({"model": "dit", "init": write(lambda name: False), "device": "cpu", "image_size": 16})
-    said = "positions and the angles of the rotary embedding are computed anew for 4×4 tokens, which were 2×2"
+    said = "positions and the angles of the rotary embedding are recomputed for 4×4 tokens, which were 2×2"
     assert any(said in line for line in describe_without_training(options))
 
 
@@ -206,7 +206,7 @@ def test_a_silent_file_is_read_on_the_path_of_the_run(tmp_path):
     convert(tmp_path / "bare.npz", tmp_path / "flow.h5", diffusion={"path": "linear"}, num_heads=2)
     folder, lines = run(tmp_path, 1, model="dit", init=str(tmp_path / "bare.npz"), path="linear", heads=2,
                         learning_rate=1e-30)
-    assert "anew" not in "\n".join(lines)
+    assert "recomputed" not in "\n".join(lines)
     started = weights(folder)
     for name, array in numdiff.load(tmp_path / "flow.h5", "cpu").arrays().items():
         check_same(started[name], array)
@@ -251,7 +251,7 @@ def test_the_files_path_counts_and_none_of_the_presets(tmp_path, diffusion, targ
     assert options.preset == "tiny" and Diffusion(**diffusion_options(options)).options == Diffusion(
         **diffusion).options
     lines = list(describe_without_training(options))
-    assert "anew" not in "".join(lines) and any("tensors from" in line for line in lines)
+    assert "recomputed" not in "".join(lines) and any("tensors from" in line for line in lines)
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

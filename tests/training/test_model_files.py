@@ -227,7 +227,7 @@ def test_what_a_file_does_not_tell_is_taken_as_usual_and_said(tmp_path, caplog):
         model = load(tmp_path / "w.npz", "cpu")
     assert model.diffusion == Diffusion().options
     (said,) = caplog.messages
-    assert said.endswith("w.npz: diffusion: the file does not tell it, and its model is taken for one that "
+    assert said.endswith("w.npz: diffusion: the file does not store it, and its model is taken for one that "
                          "predicts eps in 1000 steps of the linear schedule; `numdiff convert` has options for others")
 
 

@@ -406,7 +406,7 @@ def test_a_reader_that_leaves_stops_the_run_in_order(tmp_path):
     text = process.stderr.read()
     assert process.wait(60) == 141 and "Traceback" not in text and "Exception ignored" not in text
     step = load_checkpoint(newest_checkpoint(next(tmp_path.iterdir())))[1]["step"]
-    assert step >= 3 and f"stopped after step {step} of 5000, as nobody reads its output; go on with: num" in text
+    assert step >= 3 and f"stopped after step {step} of 5000, as its output has no reader; go on with: num" in text
     process.stderr.close()
 
 

@@ -53,12 +53,12 @@ def _named(found, keys):
     raise NumdiffError("it holds no dict of tensors; save model.state_dict()")
 
 
-def _with_names(shadow, beside):
+def _with_names(shadow, container):
     """The averaged parameters, a list in the model's order, under the names of the state dict stored with it."""
     remedy = ("save them by name (ema.copy_to(model.parameters()), then torch.save(model.state_dict(), …)), or take "
               "--weights raw")
     try:
-        raw = _named({k: v for k, v in beside.items() if k in RAW_KEYS}, RAW_KEYS)
+        raw = _named({k: v for k, v in container.items() if k in RAW_KEYS}, RAW_KEYS)
     except NumdiffError:
         raise NumdiffError(f"its averaged weights ({SHADOW}) have no names, and there is no state dict with them to "
                            f"take names from: {remedy.rpartition(', or')[0]}") from None

@@ -1,4 +1,4 @@
-"""The folder layout of Hugging Face's diffusers for a DiT: config.json beside diffusion_pytorch_model.safetensors.
+"""The folder layout of Hugging Face's diffusers for a DiT: config.json next to diffusion_pytorch_model.safetensors.
 
 `DiTTransformer2DModel.from_pretrained(folder)` reads it. The names differ from the public DiT's, query, key and value
 are three layers, every block has its own copy of the embedding of timestep and class, and the library makes the
@@ -37,7 +37,7 @@ FIXED = {  # settings for which a public DiT has one value: name -> (default, ac
     "activation_fn": ("gelu-approximate", ("gelu-approximate",)), "attention_bias": (True, (True,)),
     "norm_type": ("ada_norm_zero", ("ada_norm_zero",)), "norm_elementwise_affine": (False, (False,)),
     "norm_eps": (1e-5, (1e-5, EPS)), "upcast_attention": (False, (False, True)), "dropout": (0.0, (0,)),
-    "norm_num_groups": (32, (32,)),  # nobody reads it
+    "norm_num_groups": (32, (32,)),  # unused
     "cross_attention_dim": (None, (None,)), "double_self_attention": (False, (False,)),
     "num_vector_embeds": (None, (None,)), "only_cross_attention": (False, (False,)),
     "use_linear_projection": (False, (False,)), "attention_type": ("default", ("default",)),
@@ -116,13 +116,13 @@ def find_diffusers(path):
 
 def check_whole_folder(path, names=()):
     """Raise a `UsageError` for a file that is one of a diffusers folder, by its name or by the names of its tensors:
-    sizes are in the config.json beside it."""
+    sizes are in the config.json of its folder."""
     path = pathlib.Path(path)
     if path.is_file() and (MEMBER.fullmatch(path.name) or any(name.startswith(LAYERS) for name in names)):
         folder = find_diffusers(path.parent)
         if folder is None or not (folder / CONFIG).is_file():
             raise UsageError(f"{path} is a file of diffusers, whose {CONFIG} has the sizes of the model and is not "
-                             "beside it: give the folder that save_pretrained wrote.")
+                             "next to it: give the folder that save_pretrained wrote.")
         raise UsageError(f"{path} is one file of a diffusers folder, whose {CONFIG} has the sizes of the model: give "
                          f"the folder, {folder}.")
 
@@ -137,7 +137,7 @@ def weights_file(folder):
     if not found:
         parts = sorted(folder.glob("diffusion_pytorch_model*.index.json"))
         why = (f"its weights are in several files ({parts[0].name}): save it with max_shard_size='100GB'" if parts else
-               f"it has no {WEIGHTS} beside its {CONFIG}: save it with save_pretrained")
+               f"it has no {WEIGHTS} next to its {CONFIG}: save it with save_pretrained")
         raise NumdiffError(f"cannot use {folder}: {why}.")
     return found[0]
 

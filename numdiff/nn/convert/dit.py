@@ -86,7 +86,7 @@ def _names(state_dict, depth):
 
 
 def short_of(options):
-    """The name and depth of the published models that are as wide as this one and deeper; None where there is none."""
+    """The name and depth of the published models that are as wide as this one and deeper; None if there is none."""
     for letter, size in SIZES.items():
         if size["hidden_size"] == options["hidden_size"] and size["depth"] > options["depth"]:
             return f"DiT-{letter}", size["depth"]
@@ -138,7 +138,7 @@ def check_dit_state_dict(state_dict, options):
 
 
 def fixed_tables(options):
-    """{name: array} of what a public model keeps beside its trained weights: the positions, and with a rotary embedding
+    """{name: array} of a public model's fixed tables: the positions, and with a rotary embedding
     its cosines and sines (T, head size)."""
     hidden, grid = options["hidden_size"], options["image_size"] // options["patch_size"]
     tables = {POSITIONS: position_table(hidden, grid)[None]}

@@ -26,9 +26,9 @@ NO_WEIGHTS = {"arr_0": "samples, as `numdiff sample RUN --npz FILE.npz` writes t
 SAFETENSORS_HEADER_BYTES = 32 << 20
 SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
                "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
-TOLD = {METADATA: "the options of the model", DIFFUSION: "the diffusion",
-        TRAINING: "the step, the names of the classes and how the run drew its pictures"}
-BESIDE = ("diffusion", "training", "broken", "betas", "alphas_cumprod")  # what is told beside options of the model
+RECORDS = {METADATA: "the options of the model", DIFFUSION: "the diffusion",
+           TRAINING: "the step, the names of the classes and how the run drew its pictures"}
+NOT_OPTIONS = ("diffusion", "training", "broken", "betas", "alphas_cumprod")  # keys that are no options of the model
 TRAINED = schema.record({}, {  # the step it was saved after, the classes' names, how the run drew its own pictures
     "step": schema.integer(0), "classes": schema.items(schema.text(1 << 16), 1 << 20),
     "pictures": schema.options}, schema.anything)
@@ -163,10 +163,10 @@ def _told_all(metadata):
         return {}
     broken = []
     options = {key: value for key, value in _told(metadata, METADATA, schema.options, broken).items()
-               if key not in BESIDE}
+               if key not in NOT_OPTIONS}
     more = {"diffusion": _told(metadata, DIFFUSION, schema.options, broken),
             "training": _told(metadata, TRAINING, TRAINED, broken), "broken": broken}
-    return {**options, **{name: told for name, told in more.items() if told}}
+    return {**options, **{name: stored for name, stored in more.items() if stored}}
 
 
 def _told(metadata, key, wanted, broken):
@@ -174,7 +174,7 @@ def _told(metadata, key, wanted, broken):
     try:
         return schema.check(schema.parse_json(str(metadata.get(key, "{}"))), wanted, key)
     except schema.Mismatch as error:
-        broken.append(f"{TOLD[key]}, as their record in the file is damaged ({error})")
+        broken.append(f"{RECORDS[key]}, as their record in the file is damaged ({error})")
         return {}
 
 
@@ -182,8 +182,8 @@ def write_state_dict(file, state_dict, kind, options=None, diffusion=None, train
     """Write {name: array} to an open binary file as `kind`, "npz" or "safetensors", with the options of the model and
     of its diffusion, and `training` (as `TRAINED` says). Returns what of the latter the file has no place for: {}, or
     in an npz, whose comment is short, the names of many classes."""
-    told = {METADATA: options, DIFFUSION: diffusion, TRAINING: training}
-    metadata, left = {key: _as_json(value) for key, value in told.items() if value}, {}
+    stored = {METADATA: options, DIFFUSION: diffusion, TRAINING: training}
+    metadata, left = {key: _as_json(value) for key, value in stored.items() if value}, {}
     if kind == "npz" and "classes" in (training or {}) and len(_as_json(metadata).encode()) > LONGEST_COMMENT:
         left = {"classes": training["classes"]}
         metadata[TRAINING] = _as_json({key: value for key, value in training.items() if key not in left})

@@ -150,9 +150,9 @@ class DiTKind(ModelKind):
     def resized(self, theirs, own):
         now, before = (sizes["image_size"] // sizes["patch_size"] for sizes in (own, theirs))
         angles = " and the angles of the rotary embedding" if own["rope"] else ""
-        return f"positions{angles} are computed anew for {now}×{now} tokens, which were {before}×{before}"
+        return f"positions{angles} are recomputed for {now}×{now} tokens, which were {before}×{before}"
 
-    def starts_anew(self, name, theirs):
+    def is_recomputed(self, name, theirs):
         return ".attn.proj_l." in name and theirs["attention"] == "full"
 
     def label(self, options):

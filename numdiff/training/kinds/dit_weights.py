@@ -60,9 +60,9 @@ class DiTWeights(Weights):
             return ()
         return guess_dit_options(state_dict).keys() | (set() if any(SLA in n for n in state_dict) else {*OF_SLA})
 
-    def complete(self, source, state_dict, told, free):
-        ratio, depth, numdiffs = told.get("mlp_ratio"), told.get("depth", 0), "sla_topk" in told
-        told = self.believed(told, free)
+    def complete(self, source, state_dict, stored, free):
+        ratio, depth, numdiffs = stored.get("mlp_ratio"), stored.get("depth", 0), "sla_topk" in stored
+        stored = self.believed(stored, free)
         try:
             guessed = guess_dit_options(state_dict, depth if COUNT(depth) else 0)
         except NumdiffError as error:
@@ -76,11 +76,11 @@ class DiTWeights(Weights):
                 raise UsageError(f"{self.option(name)}: {source} has no tensors of sparse-linear attention "
                                  f"(blocks.0{SLA}weight); leave it out.")
         if guessed.get("attention") == "sla" and not numdiffs:  # the authors' code, whose linear part takes all keys
-            told = {"sla_linear": "all", **told}
+            stored = {"sla_linear": "all", **stored}
         if _same_width(guessed, ratio):
             guessed["mlp_ratio"] = ratio
-        heads = {key: told[key] for key in ("num_heads",) if key in told}  # from a published size: only likely
-        known = {**told, **guessed, **heads, **free}
+        heads = {key: stored[key] for key in ("num_heads",) if key in stored}  # from a published size: only likely
+        known = {**stored, **guessed, **heads, **free}
         if "image_size" not in known:
             asked = self.ask("--image-size, for latents their side, for example --image-size 32")
             raise UsageError(f"{source} does not say for which image size it was trained, as it has no pos_embed: "
@@ -97,9 +97,9 @@ class DiTWeights(Weights):
         self.kind.check_sizes(options)
         return options
 
-    def remarks(self, sizes, told):
+    def remarks(self, sizes, stored):
         short = short_of(sizes)
-        if short is None or told.get("depth") == sizes["depth"]:
+        if short is None or stored.get("depth") == sizes["depth"]:
             return []
         return [("depth", f"{sizes['depth']} blocks, where a {short[0]}, as wide, has {short[1]}: if it should be one, "
                           "the file lacks the last")]
@@ -133,10 +133,10 @@ class DiTWeights(Weights):
                                   "alone")]
         if block:
             path, prediction = diffusion.get("path", "discrete"), diffusion["prediction"]
-            told = "" if (path, prediction) == ("linear", "flow") else (
+            note = "" if (path, prediction) == ("linear", "flow") else (
                 f"; its models predict the flow on the path linear, and this one {prediction} on the path {path}")
-            return [("elsewhere", f"in LightningDiT's code: LightningDiT({block}){told}")]
-        return [("elsewhere", text) for text in told_of_objective(diffusion)]
+            return [("elsewhere", f"in LightningDiT's code: LightningDiT({block}){note}")]
+        return [("elsewhere", text) for text in remarks_on_objective(diffusion)]
 
     def write_folder(self, folder, sizes, state_dict, diffusion, training=None):
         if any(SLA in name and np.any(array) for name, array in state_dict.items()):
@@ -194,11 +194,11 @@ def lightning_arguments(sizes):
 
 
 def read_diffusers_folder(folder, weights="ema"):
-    """(state dict under the public DiT's names, what the folder tells), as `read_weights`; a `NumdiffError` for a
+    """(state dict under the public DiT's names, the folder's settings), as `read_weights`; a `NumdiffError` for a
     setting in config.json that no public DiT has."""
     config = read_config(folder)
     path = weights_file(folder)
-    state_dict, told = read_weights(path, weights)
+    state_dict, stored = read_weights(path, weights)
     if read_config(folder) != config:
         raise NumdiffError(f"{folder} was written while it was read: try again.")
     try:
@@ -210,10 +210,10 @@ def read_diffusers_folder(folder, weights="ema"):
                 raise NumdiffError(f"{CONFIG} says {key} {value}, and the weights have {guessed[key]}")
     except NumdiffError as error:
         raise NumdiffError(f"cannot use {path}: {error}.") from None
-    return state_dict, {"class_dropout": NULL_CLASS_DROPOUT, **told, **config}
+    return state_dict, {"class_dropout": NULL_CLASS_DROPOUT, **stored, **config}
 
 
-def told_of_objective(diffusion):
+def remarks_on_objective(diffusion):
     """What users of the public names must know of the objective: at most one sentence."""
     path, prediction, scale = (diffusion.get(key, default) for key, default in (
         ("path", "discrete"), ("prediction", None), ("timestep_scale", 1.0)))
@@ -225,9 +225,9 @@ def told_of_objective(diffusion):
     if prediction == "flow" and scale == 1:
         return ["SiT's code, create_transport(path_type='Linear', prediction='velocity'); the public DiT's has no such "
                 "path"]
-    told = f"predicts {prediction}" + ("" if scale == 1 else f" and sees t times {scale:g}")
+    note = f"predicts {prediction}" + ("" if scale == 1 else f" and sees t times {scale:g}")
     return ["time runs from noise to image, as in SiT's code, whose models predict the velocity, while this one "
-            f"{told}; the public DiT's has no such path"]
+            f"{note}; the public DiT's has no such path"]
 
 
 def notes_on_diffusers(diffusion, sizes):
@@ -241,7 +241,7 @@ def notes_on_diffusers(diffusion, sizes):
 
 
 def scheduler_of(diffusion, pixels):
-    """(the scheduler of diffusers that samples a model of this objective, as Python; None where there is none; by how
+    """(the scheduler of diffusers that samples a model of this objective, as Python; None if there is none; by how
     much the model must multiply the timesteps that it passes). As of diffusers 0.42."""
     path, prediction = diffusion.get("path", "discrete"), diffusion["prediction"]
     scale, shift = diffusion.get("timestep_scale", 1.0), diffusion.get("time_shift", 1.0)

@@ -114,7 +114,7 @@ class ModelKind:
         """Fill what follows from other settings, where it was not given: into a `TrainOptions`."""
 
     def check_options(self, options):
-        """Raise a `UsageError` where the kind's settings of a run do not fit each other."""
+        """Raise a `UsageError` if the kind's settings of a run do not fit each other."""
 
     def learns_sigma(self, options):
         """The default of --learn-sigma."""
@@ -155,10 +155,10 @@ class ModelKind:
         return theirs == own
 
     def resized(self, theirs, own):
-        """What becomes of a model that starts from one for images of another size, beside its weights, in words."""
+        """The changes other than weights in a model that starts from one for another image size, in words."""
         return ""
 
-    def starts_anew(self, name, theirs):
+    def is_recomputed(self, name, theirs):
         """Whether a parameter keeps its initial value in a model that starts from one with the options `theirs`."""
         return False
 

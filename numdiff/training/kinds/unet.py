@@ -159,11 +159,11 @@ def describe_attention(o):
         return "at " + " and ".join(f"{size}×{size}" for size in sizes)
 
     sizes, middle = [size for size in _sizes(o) if size in o.attention_resolutions], _sizes(o)[-1:]
-    told = f"attention {at(sizes)}" if sizes else f"attention in the middle alone, {at(middle)}"
+    text = f"attention {at(sizes)}" if sizes else f"attention in the middle alone, {at(middle)}"
     if sizes and middle[0] not in sizes:
-        told += f", in the middle {at(middle)}"
+        text += f", in the middle {at(middle)}"
     absent = [r for r in PRESETS.get(o.preset, {}).get("attention_resolutions", ()) if r not in _sizes(o)]
-    return told + (f" (the preset's {at(absent)} does not occur)" if absent else "")
+    return text + (f" (the preset's {at(absent)} does not occur)" if absent else "")
 
 
 def _check_sizes(o):

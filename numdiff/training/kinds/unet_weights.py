@@ -16,14 +16,14 @@ class UNetWeights(Weights):
         missing."""
         return True
 
-    def complete(self, source, state_dict, told, free):
-        told = self.believed(told, free)
+    def complete(self, source, state_dict, stored, free):
+        stored = self.believed(stored, free)
         if "num_heads" in free and "num_head_channels" in free and free["num_head_channels"] != -1:
             raise UsageError("--num-heads and --num-head-channels exclude each other: give the one that the model was "
                              "trained with.")
         if "num_heads" in free:
-            told["num_head_channels"] = -1
-        known = {**told, **free}
+            stored["num_head_channels"] = -1
+        known = {**stored, **free}
         if "image_size" not in known:
             raise UsageError(f"{source} does not say for which image size it was trained: "
                              f"{self.ask('--image-size, for example --image-size 64')}.")

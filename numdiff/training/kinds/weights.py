@@ -48,14 +48,14 @@ class Weights:
         """Names of those options in `free` that this state dict shows after all."""
         return ()
 
-    def complete(self, source, state_dict, told, free):
-        """All options of the model: from the shapes, and otherwise from the user (`free`), the file (`told`), the
-        defaults; a `NumdiffError` or a `UsageError` where they cannot be known."""
+    def complete(self, source, state_dict, stored, free):
+        """All options of the model: from the shapes, else from the user (`free`), the file (`stored`), the defaults; a
+        `NumdiffError` or a `UsageError` if they cannot be known."""
         raise NotImplementedError
 
-    def remarks(self, sizes, told):
-        """[(heading, text)] of what is odd about a model of these sizes, where the file's own settings (`told`) do not
-        say the same."""
+    def remarks(self, sizes, stored):
+        """[(heading, text)]: oddities of a model of these sizes that the file's own settings (`stored`) do not
+        confirm."""
         return []
 
     def hold(self, state_dict, sizes):
@@ -100,15 +100,15 @@ class Weights:
                f"{sizes['image_size']} images")
         yield f"classes     {sizes['num_classes'] or 'none'}"
 
-    def believed(self, told, free):
-        """The options in `told` (claims of a file) that are plausible; refuses `free` ones that the kind does not
+    def believed(self, stored, free):
+        """The options in `stored` (claims of a file) that are plausible; refuses `free` ones that the kind does not
         have."""
         for key, value in free.items():
             if key not in self.free:
                 raise UsageError(f"{self.option(key)} means nothing for a {self.kind.title}: leave it out.")
             if not self.free[key](value):
                 raise UsageError(f"{self.option(key)} {say(value)} is out of range.")
-        return {k: v for k, v in told.items() if k in self.free and self.free[k](v)}
+        return {k: v for k, v in stored.items() if k in self.free and self.free[k](v)}
 
     def classes(self, source, rows, dropout, given):
         """{"num_classes", "class_dropout"} of a model whose class table has `rows` rows (None: it has no classes), the
