@@ -305,6 +305,7 @@ def _train(options, trainer, previews, run_dir, output):
 
         def write(step, state, meta):
             save_checkpoint(run_dir / checkpoint_name(step), state, meta)
+            communicator.resumes_by(resume_command(options, run_dir))
             prune_checkpoints(run_dir, options.keep)
 
         def state():
@@ -380,7 +381,8 @@ def _train(options, trainer, previews, run_dir, output):
         if communicator.first(lambda: not list_checkpoints(run_dir)):
             with pause():
                 communicator.first(save_first, state())  # so that a run killed at any moment can be resumed
-        communicator.resumes_by(resume_command(options, run_dir))
+        if communicator.rank > 0:  # rank 0 says so once the first checkpoint is written
+            communicator.resumes_by(resume_command(options, run_dir))
         if trainer.step == options.steps:  # it was killed before its pictures
             saved = trainer.step
             draw_all()
