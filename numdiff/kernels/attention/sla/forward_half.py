@@ -96,8 +96,8 @@ def shared_bytes(HS, given=False):
 
 
 class Registers(NamedTuple):
-    """A lane's: fragments of q; scores; outputs; packed probabilities; maxima and sums of two queries; what is left of
-    H's total."""
+    """A lane's: fragments of q; scores; outputs; packed probabilities; maxima and sums of two queries, their factors;
+    what is left of H's total."""
 
     q: object
     s: object
@@ -105,6 +105,7 @@ class Registers(NamedTuple):
     p: object
     largest: object
     l: object
+    shrink: object
     left: object
 
 
@@ -132,7 +133,7 @@ def attend(r, tile, exist, c, lane):
         multiply_rows(r.s, n, KEYS, r.q, rows + by_chunk(lane, PITCH), rows + by_row(lane, PITCH), 1, HS)
     if exist < BLOCK:
         hide_keys(r.s, 1, KEYS, exist, lane)
-    online_softmax(r.s, r.o, r.largest, r.l, 1, N, c)
+    online_softmax(r.s, r.o, r.largest, r.l, r.shrink, 1, KEYS, N, c)
     for n in range(0, KEYS, 2):
         pack(r.p, 0, r.s, 4 * n)
         add_products(r.o, r.p, tile + int32(TILE + n * 8 * PITCH + by_row(lane, PITCH)), 1, HS)
@@ -209,7 +210,8 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
     fetch_block(tiles + TILE, qkv, sums, start, problem, j, t)
     r = Registers(cuda.local.array(WORDS, "uint32"), cuda.local.array(SCRATCH, "float32"),
                   cuda.local.array(NUMBERS, "float32"), cuda.local.array(4, "uint32"),
-                  cuda.local.array(2, "float32"), cuda.local.array(2, "float32"), cuda.local.array(LEFT, "float32"))
+                  cuda.local.array(2, "float32"), cuda.local.array(2, "float32"), cuda.local.array(2, "float32"),
+                  cuda.local.array(LEFT, "float32"))
     clear(r.o, NUMBERS)
     for k in range(2):
         r.largest[k], r.l[k] = LOWEST, float32(0)
