@@ -91,7 +91,7 @@ def evaluated(function, x, *others, whole=False):
     parts, known = [], _known.forks
     if known is not None and function not in known and len(x) > 1:
         begun = time.perf_counter()
-        parts = [of_rows(*rows(slice(0, 1)))]  # tells how long the others take
+        parts = [of_rows(*rows(slice(0, 1)))]  # its time predicts that of the others
         seconds = time.perf_counter() - begun
         x, *others = rows(slice(1, None))
         count = min(workers(), len(x))

@@ -1,17 +1,17 @@
-"""Gradients of small layers' parameters beside the rest of a backward pass, on a second stream of the GPU.
+"""Run small weight-gradient kernels on a side stream of the GPU, concurrently with the backward pass.
 
 WHY
-    A layer's backward is two kernels that do not need each other: the gradient of its input, which the layer before it
-    waits for, and that of its weight, which nobody reads before the pass has ended. Of a small layer neither fills the
-    GPU: a UNet's convolution at 8×8 has 16 tiles for 132 multiprocessors. One after the other they leave most of it
-    idle, and each begins and ends with microseconds in which nothing is multiplied.
+    A layer's backward is two independent kernels. One computes the gradient of its input, which the layer before it
+    needs next. The other computes the gradient of its weight, which is not read before the pass ends. Neither fills the
+    GPU for a small layer: a UNet's convolution at 8×8 has 16 tiles for 132 multiprocessors. In sequence they leave most
+    of the GPU idle, and each begins and ends with microseconds without a product.
 HOW
-    Within `backward_pass`, what is launched in `beside` goes to the second stream, which waits for the first there; the
-    first goes on, and waits for the second (`rejoin`) before it does what needs what that has made, or its memory:
+    Within `backward_pass`, work launched in `beside` goes to the side stream, which waits there for the main stream.
+    The main stream continues. It waits for the side stream (`rejoin`) before work that needs its results or its memory:
         a gradient that is read or added to before the pass ends         `wait_for_gradient`
         an array that was made there and is read by the pass itself      `made_beside`, `wait_for`
         memory that is freed: the arena holds it back meanwhile; of more than HELD bytes the older half, `wait_if_full`
-        the end of the pass, sums of parts (second_pass.py), and results that give way to gradients (nn/loans.py)
+        the end of the pass, second passes (second_pass.py), and aliased activations (nn/loans.py)
     A third stream that takes gradients to other ranks waits for the second by itself (`follow`).
     Both streams launch the same kernels as one would, on the same numbers: the same bits.
     `at_once` is for tasks of which all are there at the same time, such as Muon's stacks of matrices (nn/optimizer.py).
@@ -40,7 +40,7 @@ HELD = 64 << 20  # bytes that wait for the second stream
 
 
 class Job(NamedTuple):
-    """What one `beside` launched. first: the arena's position when it began; event: after it, or None"""
+    """One launch in `beside`. first: the arena's position when it began; event: recorded after it, or None"""
 
     first: int
     event: Any
@@ -138,7 +138,7 @@ def backward_pass():
 
 @contextlib.contextmanager
 def beside(dy, *targets, small=None):
-    """Context: what is launched here makes gradients, and adds to or writes `targets` (None: not wanted).
+    """Context: work launched here computes gradients, and adds to or writes `targets` (None: not wanted).
 
     small: bytes of dy up to which it goes to the second stream; None: SMALL
     """
@@ -154,20 +154,20 @@ def beside(dy, *targets, small=None):
 
 
 def rejoin():
-    """What is launched from now on waits for all that was launched in `beside`."""
+    """Later launches wait for all work launched in `beside`."""
     if _passes and not _passes[-1].inside:
         _passes[-1].close()
 
 
 def follow():
-    """What is launched from now on to the stream that is launched to, a further one, waits for all that was launched in
-    `beside`; the first goes on."""
+    """Later launches on the current stream, a further one, wait for all work launched in `beside`; the main stream does
+    not wait."""
     if _passes and _passes[-1].jobs and (event := _passes[-1].jobs[-1].event) is not None:
         _passes[-1].backend.wait_for(event)
 
 
 def made_beside(array):
-    """Say that an array (or None) which the pass will read, by way of `wait_for`, was made within `beside`."""
+    """Register an array (or None) made within `beside` that the pass will read, by way of `wait_for`."""
     if array is not None and _passes and _passes[-1].backend is not None:
         _passes[-1].results.append(array)
 

@@ -18,7 +18,7 @@ LAUNCH
 DETERMINISM
     each output is written by one thread, from its own inputs: same bits every run.
 COST
-    bytes: 4 n for every array read or written; the arithmetic is free beside it. Roof: memory bandwidth.
+    bytes: 4 n for every array read or written; the arithmetic is free compared with it. Roof: memory bandwidth.
 SOURCE
     SiLU: Elfwing et al. 2017, arXiv:1702.03118, eq. 2. GELU: Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
 READ NEXT

@@ -48,7 +48,7 @@ from .problem import Problem, half, positive, single
 from .reduce import BLOCK, GRID, column_sum_reference, cut, sample_sum, sample_sum_reference, tree_sum
 from .second_pass import add_rows
 
-BLOCK2, BLOCK4, BLOCK8 = 2 * BLOCK, 4 * BLOCK, 8 * BLOCK  # shared elements of a block with so many sums a thread
+BLOCK2, BLOCK4, BLOCK8 = 2 * BLOCK, 4 * BLOCK, 8 * BLOCK  # shared elements of a block with 2, 4, 8 sums a thread
 ROWS = BLOCK // WARP  # a block of version 2 takes eight rows
 WIDE = 4 * WARP  # columns of a warp, four a lane
 LARGEST = 512  # columns that version 3 has registers for
@@ -298,7 +298,7 @@ def finish_row(sums, g, xhat, gain, dx, first, C, lane, scale):
 @cuda.jit(device=True, forceinline=True)
 def join_warps(tile, partial, to, sums, n, t, C, k):
     """partial[to …] = the sums n … n + 3 of 128 columns, those of chunk k, over the block's warps."""
-    cuda.syncthreads()  # nobody reads what was there before any more
+    cuda.syncthreads()  # the previous contents are no longer read
     store4(tile, 4 * t, sums[n], sums[n + 1], sums[n + 2], sums[n + 3])
     cuda.syncthreads()
     if t < WIDE and WIDE * k + t < C:

@@ -216,7 +216,7 @@ def _parameters(rows, x, dweight, dbias, version, accumulate, aside):
 
 
 def _backward_again(dy, weight, dweight, dbias, u, version, accumulate, aside):
-    """du of x = GELU(u), which nobody has kept: du comes first, and x with it."""
+    """du of x = GELU(u), which was not kept: du is computed first, and x with it."""
     rows, given = dy.reshape(-1, dy.shape[-1]), u.reshape(-1, u.shape[-1])
     again = dweight is not None or aside is not None
     found = matmul_gelu_backward(rows, weight, given, again)

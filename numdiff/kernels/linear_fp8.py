@@ -14,7 +14,7 @@ KERNELS
     those of matmul/hopper_fp8.py and of quantise/. Rounding a tensor in both orientations costs a pass
     of 4 bytes a number. Between two layers with a GELU, what goes forward and what comes back is rounded in the
     epilogue of the product before, and never exists as float16: x and dy may be bytes, which cost a pass of 2. So may
-    what the norm before a layer and the gate after it give, transformer/gate_adaln/, where nobody else reads it.
+    what the norm before a layer and the gate after it give, transformer/gate_adaln/, if no other operation reads it.
 SWITCHES
     GRADIENTS = False: dweight and dbias as linear.py has them, in float16, from a float16 x that is kept.
     EPILOGUES = False: GELU's results are float16, and a pass rounds them: the same bits.
@@ -45,7 +45,7 @@ from .reduce import column_sum
 from .second_pass import may_wait
 
 GRADIENTS = True  # whether weights' gradients are products of E4M3
-EPILOGUES = True  # whether products with a GELU write E4M3, where GRADIENTS leave nobody who reads float16
+EPILOGUES = True  # whether products with a GELU write E4M3, if with GRADIENTS no operation reads float16
 NORMS = True  # whether transformer/gate_adaln/ does
 
 

@@ -5,7 +5,7 @@ MATHEMATICS
     same bits, because each element is added up by one rank alone and then copied.
         reduce-scatter   rank r adds up slice r of all ranks' buffers, and writes it over its own
         all-gather       rank r copies slice s from rank s, for every s but its own
-        barrier          before, between and after: nobody reads what is not written, or overwrites what is being read
+        barrier          before, between and after: no rank reads an unwritten slice, or overwrites one being read
     A buffer of n numbers crosses each link 2 (N-1)/N times, the least there can be (Patarasuk and Yuan 2009).
     Slices are of nearly the same size, or such as the caller says: between the two passes each rank may go on with its
     own slice alone, as where ranks share the update (nn/partition.py).
@@ -115,7 +115,7 @@ class Bounds(NamedTuple):
 
 @cuda.jit
 def peer_barrier_kernel_v1(f0, f1, f2, f3, f4, f5, f6, f7, mine, counter, status, rank, ranks, limit_ms):
-    """Thread k tells rank k that this rank is here, and waits until rank k has told the same.
+    """Thread k signals rank k that this rank has arrived, and waits for rank k's signal.
 
     status[0] becomes k + 1 if rank k is not here after `limit_ms`; no later barrier waits then.
     """

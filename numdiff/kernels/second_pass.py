@@ -3,12 +3,12 @@
 MATHEMATICS
     target[i] = Σ_p parts[p, i]   or   target[i] += Σ_p parts[p, i]        for each of several sums
     A weight's gradient is a long sum with a small result, so many blocks each sum a part of it (matmul/split_k.py says
-    why), and a bias's or a norm's gradient comes as a few sums of rows beside other results. To add the parts up takes
-    a kernel of microseconds, most of which pass before its first number arrives and after its last one has left.
-    Nobody needs a parameter's gradient before the backward pass has ended, or until a bucket of gradients leaves for
-    other ranks. So within `collected` a sum that `may_wait` does, and the next launch adds up to eight sums at once.
-    What waits is bounded (`WAITING`): parts that stay longer than the L2 cache has room for them are written to memory
-    and read from there. Whoever reads such a gradient nevertheless calls `settle_for` first (nn.tensor.Parameter does).
+    why). A bias's or a norm's gradient arrives as a few partial sums of rows with other results. Reducing the partials
+    takes a kernel of microseconds, most of which pass before its first load arrives and after its last store.
+    A parameter's gradient is not needed before the backward pass ends, or until a bucket of gradients is sent to other
+    ranks. So within `collected` a sum that `may_wait` is deferred, and the next launch reduces up to eight sums at
+    once. Deferred bytes are bounded (`WAITING`): partials that exceed the L2 cache's room are written to memory and
+    read from there. A reader of such a gradient calls `settle_for` first (nn.tensor.Parameter does).
 SHAPES
     parts (P · n,) and target (n,): float32, n a multiple of 4, on 16-byte boundaries
 LAUNCH
@@ -177,7 +177,7 @@ def collected():
 
 @contextmanager
 def may_wait():
-    """Context: what `add_parts` is given here are gradients that nobody reads before `collected` ends."""
+    """Context: `add_parts` receives gradients here that are not read before `collected` ends."""
     if not _waiting:
         yield
         return

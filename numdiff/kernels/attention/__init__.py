@@ -10,7 +10,7 @@
     forward_half.py    v3 mma: float16, mma.sync: probabilities never leave the registers
     backward_half.py   v3 mma: scores transposed; 256 keys a block, so that most images need no second pass
     hopper_tiles.py        the same tiles for wgmma: loaded by TMA, named by descriptors
-    forward_hopper.py  v5 hopper: float16, wgmma: a warpgroup only fetches, two multiply, the softmax beside products
+    forward_hopper.py  v5 hopper: float16, wgmma: a warpgroup only fetches, two multiply, softmax overlaps products
     backward_hopper/   v5 hopper: 128 keys a warpgroup, dS through shared memory, the next head's keys prefetched
     tf32_bf16.py           float32 on the tensor cores: a product of tf32, and one of bfloat16 for what that leaves out
     forward_tf32_bf16.py   v4 tf32-bf16: v3 in float32
@@ -27,7 +27,7 @@ COST
     forward 4·B·heads·T²·HS FLOPs, backward 10·B·heads·T²·HS (v1: 14). Memory and the bytes that have to move are linear
     in T, where unfused.py writes and reads T² probabilities several times. Roof: arithmetic. Of the instructions in
     the loops of v2, as compiled for sm_90a, 74, 83 and 82 % are multiply-adds forward, 74, 81 and 80 % backward (HS 32,
-    64, 72): v2 can reach no larger share of a GPU's float32 peak. Beside them, reading shared memory takes 72, 56 and
+    64, 72): v2 can reach no larger share of a GPU's float32 peak. In addition, reading shared memory takes 72, 56 and
     59 % of the multiply-adds' time forward, 98, 80 and 88 % backward.
     v3, HS 64, 16 queries and 64 keys forward: 64 mma, and 16 loads of fragments where 32 queries share them; 1024
     powers of two, which take as long as 40 mma. v4: 128 mma of tf32, half as large, and 128 of bfloat16, each of which

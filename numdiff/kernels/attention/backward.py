@@ -4,7 +4,7 @@ WHAT IS NEW, AND WHY IT PAYS
     Rung 1 computes P and dP twice, once for those who sum over keys and once for those who sum over queries. Here one
     block does both: it takes a tile of 64 keys through all queries, keeps the tile's dk and dv in registers, and adds
     the tile's share of dq to dq in memory. To do that without atomics, one block has a head's keys all to itself, or a
-    fixed part of them, a tile after the other: then whoever adds to a number of dq is always the same thread.
+    fixed part of them, a tile after the other: then the same thread always adds to an element of dq.
     Where B · heads blocks are too few to fill a GPU, the keys of a head are cut into chunks, each with its own dq, and
     a second kernel adds the chunks' dq in order (as ../matmul/split_k.py does). There are at most 16 of them, so memory
     stays linear in T.
@@ -61,8 +61,9 @@ LARGEST_CHUNKS = 16
 
 
 class Problem(NamedTuple):
-    """qkv is (images, T, width); k of a head lies `part` after its q, and its v as far after that. dq of (chunk of
-    keys, image, token, head) lies by tokens `dq_row` apart and heads `dq_head` apart; a chunk is so many tiles."""
+    """qkv is (images, T, width); k of a head is `part` after its q, and its v as far after that. dq of (chunk of
+    keys, image, token, head) has the stride `dq_row` by tokens and `dq_head` by heads; a chunk is `chunk_tiles`
+    tiles."""
 
     T: int
     width: int
@@ -355,7 +356,7 @@ def flash_attention_backward_kernel_v2(dy, qkv, logsumexp, D, dqkv, dq, problem)
     end = int32(min(T, first_key + problem.chunk_tiles * KEYS))
     fresh = True  # the chunk's first tile of keys finds nothing to add to
     while first_key < end:
-        cuda.syncthreads()  # nobody needs the tiles of the round before
+        cuda.syncthreads()  # the tiles of the round before are free
         store_keys(shared, qkv, head, problem, first_key, t)
         dk, dv = nothing_yet(), nothing_yet()
         first = int32(0)

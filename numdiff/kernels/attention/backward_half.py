@@ -395,7 +395,7 @@ def add_queries(r, shared, k_tile, stage, first, exist, c, t):
         if KEEP_V and first == 0:
             load_left(r.v, lane.k_rows + uint32(V), M, PITCH, HS)
         multiply_scores(r, shared, lane, c)
-    cuda.syncthreads()  # nobody reads the dS of the tile before any more
+    cuda.syncthreads()  # the dS of the tile before is no longer read
     if works:
         for _ in range(QUERIES // 16 - 1):  # dk's product of one round and S of the next are one stretch of code
             add_keys(r, shared, lane)
@@ -434,7 +434,7 @@ def sum_dq(accumulators, dq, k_tile, problem, first, exist, fresh, is_partial, t
 
 @cuda.jit(device=True, forceinline=True)
 def write_keys(r, shared, dqkv, start, problem, first_key, t):
-    """The epilogue: a warp's dk and dv, by way of its rows of k and v in shared memory, which nobody reads any more."""
+    """The epilogue: a warp's dk and dv, by way of its rows of k and v in shared memory, which are free by now."""
     lane, warp = int32(t % WARP), int32(t // WARP)
     patch = int32(warp * ROWS * PITCH)
     for m in range(M):
@@ -467,7 +467,7 @@ def flash_attention_backward_kernel_v3(dy, qkv, logsumexp, D, dqkv, dq, problem,
         exist = int32(T - first_key)  # keys of the tile, or more
         head = head_again(problem)
         at = head.start + part + first_key * width
-        cuda.syncthreads()  # nobody needs the tiles of the round before
+        cuda.syncthreads()  # the tiles of the round before are free
         t_start = opaque(t)
         fetch_rows(k_tile, PITCH, qkv, at, width, exist, KEYS, HS, t_start, THREADS)
         fetch_rows(k_tile + V, PITCH, qkv, at + part, width, exist, KEYS, HS, t_start, THREADS)

@@ -250,7 +250,7 @@ def flash_attention_backward_kernel_v4(dy, qkv, logsumexp, D, dqkv, dq, problem)
     first_key = int32(chunk * problem.chunk_tiles * KEYS)
     while turn < problem.chunk_tiles and first_key < T:
         exist = int32(T - first_key)  # keys of the tile, or more
-        cuda.syncthreads()  # nobody needs the tiles of the round before
+        cuda.syncthreads()  # the tiles of the round before are free
         t_start = opaque_thread(t)
         fetch_keys(k_tile, qkv, head, problem, first_key, t_start)
         fetch_queries(k_tile, qkv, dy, logsumexp, D, head, problem, int32(0), t_start)
@@ -259,12 +259,12 @@ def flash_attention_backward_kernel_v4(dy, qkv, logsumexp, D, dqkv, dq, problem)
         first = int32(0)
         while first < T:
             cp_async_wait(0)  # this thread's part of the tile is there
-            cuda.syncthreads()  # so is everybody's, and nobody reads dS any more
+            cuda.syncthreads()  # so are all parts, and dS is no longer read
             if opaque_thread(t) // WARP * ROWS < exist:
                 at_numbers = int32(ROW_NUMBERS + opaque_thread(t) % 4 * 2 * NUMBERS)
                 add_values(r, shared, k_tile, place, at_numbers, c, t)
                 add_keys(r, shared, k_tile, place, at_numbers, t)
-            cuda.syncthreads()  # dS is complete, and nobody reads the queries any more
+            cuda.syncthreads()  # dS is complete, and the queries are no longer read
             ahead = int32(first + QUERIES)
             if ahead < T:
                 fetch_queries(k_tile, qkv, dy, logsumexp, D, head, problem, ahead, opaque_thread(t))

@@ -329,7 +329,7 @@ def flash_attention_forward_kernel_v2(qkv, y, logsumexp, T, width, head_step, pa
         v_next = fetch_tile(qkv, start + 2 * part, width, T, t, HS, THREADS)
     first = int32(0)
     while first < T:
-        cuda.syncthreads()  # nobody needs the tiles of the round before
+        cuda.syncthreads()  # the tiles of the round before are free
         if EARLY:
             store_tile(shared, K, k_next, one, t, HS, THREADS)
             store_tile(shared, V, v_next, one, t, HS, THREADS)

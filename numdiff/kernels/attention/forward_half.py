@@ -237,7 +237,7 @@ def flash_attention_forward_kernel_v3(qkv, y, logsumexp, T, width, head_step, pa
     first = int32(0)
     while first < T:
         cp_async_wait(0)  # this thread's part of the tile is there
-        cuda.syncthreads()  # so is everybody's, and nobody reads the other stage any more
+        cuda.syncthreads()  # so are all parts, and the other stage is no longer read
         ahead = int32(first + KEYS)
         if ahead < T:
             fetch_keys(q_tile + int32(2 * STAGES + STAGE - stage), qkv, start, part, width, ahead, T, opaque(t))
@@ -254,7 +254,7 @@ def flash_attention_forward_kernel_v3(qkv, y, logsumexp, T, width, head_step, pa
         stage = int32(2 * STAGES + STAGE - stage)
         first = ahead
 
-    cuda.syncwarp()  # nobody in the warp reads its rows of q any more
+    cuda.syncwarp()  # its rows of q are no longer read
     write_outputs(r, shared, y, logsumexp, first_query, T, scale, opaque(t))
 
 

@@ -305,7 +305,7 @@ def last_outputs(r, k, logsumexp, query, rows_at, p):
 
 @cuda.jit(device=True, forceinline=True)
 def write_outputs(shared, base, r, maps, q_at, q_ninth_at, above, below, column, row, image, T):
-    """The epilogue: y of a consumer's 64 queries, by way of their rows of q, which nobody needs any more.
+    """The epilogue: y of a consumer's 64 queries, by way of their rows of q, which are free by now.
 
     All threads of the consumer call it; its first starts the store by TMA, and waits until q has been read.
     """

@@ -121,12 +121,12 @@ def flash_attention_forward_kernel_v4(qkv, y, logsumexp, T, width, head_step, pa
     first = int32(0)
     while first < T:
         cp_async_wait(0)
-        cuda.syncthreads()  # k is there, and nobody reads the v of the tile before any more
+        cuda.syncthreads()  # k is there, and the v of the tile before is no longer read
         fetch_tile(q_tile + V, qkv, v_start, width, first, T, opaque_thread(t))
         clear(s, SCORES)
         multiply_rows(s, N, q_rows, k_rows, PITCH, HS)
         cp_async_wait(0)
-        cuda.syncthreads()  # v is there, and nobody reads k any more
+        cuda.syncthreads()  # v is there, and k is no longer read
         ahead = int32(first + KEYS)
         if ahead < T:
             fetch_tile(q_tile + K, qkv, k_start, width, ahead, T, opaque_thread(t))

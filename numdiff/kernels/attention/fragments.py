@@ -2,8 +2,8 @@
 
 A TILE
     has a row of HS numbers for each token, and 16 bytes or more after it, so that a row begins an odd number of chunks
-    (16 bytes) after the one before: the eight rows of an ldmatrix then lie in eight different groups of four banks,
-    whether they are read along the row or, with `.trans`, across. No swizzle is needed, and every fragment lies at a
+    (16 bytes) after the one before: the eight rows of an ldmatrix are then in eight different groups of four banks,
+    whether they are read along the row or, with `.trans`, across. No swizzle is needed, and every fragment is at a
     constant distance from one of two addresses that a lane computes once:
         by_row     row l % 16, chunk l / 16                        A stored (M, K); B stored (K, N), with .trans
         by_chunk   row l % 8 + 8·(l / 16), chunk l / 8 % 2         B stored (N, K); A stored (K, M), with .trans

@@ -101,7 +101,7 @@ def matrix_at(HS, tile):
 
 @cuda.jit(device=True, forceinline=True)
 def ninth_along(ninth, zeros):
-    """The descriptor of 16 columns to sum over: the ninth chunk, and the one of zeros that lies behind it."""
+    """The descriptor of 16 columns to sum over: the ninth chunk, and the one of zeros behind it."""
     return (u64((ninth & ADDRESS) >> UNIT) | u64((zeros - ninth) >> UNIT) << u64(16) | GROUP << u64(32))
 
 

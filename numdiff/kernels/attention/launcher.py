@@ -10,7 +10,7 @@ THE CHOICES
 LAYOUT
     q of a head starts `head_step` after that of the head before; its k is `part` after q, its v `part` after k.
 SOURCE
-    the project's own; what the choices weigh is said beside them.
+    the project's own; comments next to the choices give their costs.
 READ NEXT
     ../transformer/adaln.py, what stands around attention in a DiT's block.
 """

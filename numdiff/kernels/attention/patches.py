@@ -20,8 +20,8 @@ THE BANKS
     of them are in different banks, and so are rows 4y and 4(y+1).
 POSITIONS
     Scores go to shared memory as 16-byte stores: a row's scores for keys x, x+8, x+16, x+24 side by side. So position
-    p of a row of scores belongs to key 8 · (p % 4) + p / 4 of its 32, and whoever goes through the positions in order,
-    takes the keys' rows in that order (`key_row`).
+    p of a row of scores belongs to key 8 · (p % 4) + p / 4 of its 32, and a loop over the positions in order
+    reads the keys' rows in that order (`key_row`).
 SOURCE
     Volkov and Demmel, SC 2008 (outer products in registers); 16-byte accesses: PTX ISA, section 9.7.9.
 READ NEXT

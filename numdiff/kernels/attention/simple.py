@@ -29,7 +29,7 @@ LOWEST = float32(-3.4e38)  # stands for "no maximum yet"; −inf would give inf 
 
 @cuda.jit(device=True)
 def load_rows(tile, x, start, step, first, T, HS):
-    """tile = rows first … first + ROWS − 1 of a matrix whose row t lies at start + t·step; zeros beyond row T."""
+    """tile = rows first … first + ROWS − 1 of a matrix whose row t is at start + t·step; zeros beyond row T."""
     for i in range(cuda.threadIdx.x, ROWS * HS, ROWS):
         t = first + i // HS
         tile[i] = float32(x[start + t * step + i % HS]) if t < T else float32(0)

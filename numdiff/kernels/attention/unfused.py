@@ -8,8 +8,8 @@ SHAPES
     qkv (B, T, 3C) float32, C = heads · HS; y (B, T, C); probabilities (B, heads, T, T)
     the channels of qkv are [head][q, k, v][HS] in order "legacy", [q, k, v][head][HS] in order "new"
 VERSIONS
-    those of matmul/ and softmax.py. q, k and v are never taken out of qkv: the matmul kernels are told where their
-    rows lie (3C apart) and where the next head starts, and y is written as the next layer reads it, heads side by side.
+    those of matmul/ and softmax.py. q, k and v are never taken out of qkv: the matmul kernels receive the address of
+    their rows (a stride of 3C) and of the next head, and y is written as the next layer reads it, heads side by side.
 LAUNCH
     forward three launches, backward five; batch B · heads.
 DETERMINISM

@@ -24,7 +24,7 @@ VERSIONS
        implicit.py's without the bookkeeping: no tap, no test whether it is inside the image; a thread's next numbers
        always lie STEP further on. It writes and reads kernel / stride times x where im2col has (kernel / stride)² times
        x. But implicit.py writes and reads nothing: it pays with a few integer instructions, every C / 8 steps, which
-       run beside 512 multiply-adds a thread. So im2win is a rung to learn from, not the one that is launched. Its
+       overlap 512 multiply-adds a thread. So im2win is a rung to learn from, not the one that is launched. Its
        idea pays where the gathering cannot be hidden: with three channels, of which implicit.py takes number by number,
        it is a fifth to two fifths faster (docs/log/kernels.md has the paper's layers; the launcher has narrow.py
        for those); and
@@ -37,8 +37,8 @@ LAUNCH
 DETERMINISM
     as implicit.py: each part writes its own sums, and a second pass adds them in order.
 COST
-    bytes: win is written and read, 4·B·Ho·((Wo - 1)·stride + F)·F·C each way, beside what implicit.py moves; FLOPs as
-    in direct.py. Roof: memory for the transform, arithmetic for the products.
+    bytes: win is written and read, 4·B·Ho·((Wo - 1)·stride + F)·F·C each way, in addition to what implicit.py moves;
+    FLOPs as in direct.py. Roof: memory for the transform, arithmetic for the products.
 SOURCE
     Lu, Chu, Guo and Liu 2023, "Im2win: An Efficient Convolution Paradigm on GPU", arXiv:2306.14316, section 3; with
     channels innermost: Fu et al. 2024, arXiv:2408.00278.
@@ -139,7 +139,7 @@ class Layout(NamedTuple):
 
 @cuda.jit(device=True)
 def unspread(place, extent, spread):
-    """Row (or column) of x that lies at `place` of the image that is transformed; -1 where there is a zero."""
+    """Row (or column) of x at `place` of the image that is transformed; -1 where there is a zero."""
     if place < 0:
         return int32(-1)
     found, rest = divide(place, spread)
@@ -180,7 +180,7 @@ def im2win_forward_kernel_v2(x, win, layout):
 
 
 # Forward --------------------------------------------------------------------------------------------------------------
-# conv2d_forward_kernel_v3 of implicit.py with one change: a pixel's row of the matrix lies in memory. A thread finds
+# conv2d_forward_kernel_v3 of implicit.py with one change: a pixel's row of the matrix is in memory. A thread finds
 # where it begins, once, and then walks along it.
 
 class Windows(NamedTuple):

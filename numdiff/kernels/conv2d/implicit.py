@@ -3,8 +3,8 @@
 MATHEMATICS
     forward           y[p, n] = Σ_k col[p, k] · weight[n, k] + bias[n]       p a pixel, k = (r, s, c): tap and channel
     input gradient    with stride 1 the forward over dy, with flipped_weight (flip.py)
-    col[p, k] lies at x[b, i·stride + r - pad, j·stride + s - pad, c], p = (b, i, j). So whoever fetches a tile of col
-    can fetch it from x, if it knows its pixel and its tap. Everything else is in tiles.py.
+    col[p, k] is x[b, i·stride + r - pad, j·stride + s - pad, c], p = (b, i, j). So a block can load a tile of col
+    directly from x, from each element's pixel and tap. Everything else is in tiles.py.
 SHAPES
     as in direct.py; every array flat, float32, fewer than 2³¹ elements
 VERSIONS
@@ -81,7 +81,7 @@ def window(pixel, pixels, H, W, C, Ho, Wo, kernel, stride):
 
 @cuda.jit(device=True)
 def sees(seen, r, s):
-    """Whether tap (r, s) of a window lies inside the image."""
+    """Whether tap (r, s) of a window is inside the image."""
     return ((seen >> r) & (seen >> (s + 16)) & 1) != 0
 
 

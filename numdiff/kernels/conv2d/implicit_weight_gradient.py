@@ -88,7 +88,7 @@ def conv2d_weight_gradient_kernel_v3(dy, x, partial, H, W, C, C4, Ho, Wo, N, ker
         dr = int32(-32768 * kernel)  # no such column: a tap far above every image
     ds = int32(ds + k * stride)
     offset = int32(offset + k * stride * C)
-    limit = int32((Wo - k) * stride)  # w from which on pixel k lies beyond the line's end
+    limit = int32((Wo - k) * stride)  # w from which on pixel k is beyond the line's end
     q, mine = t // LANES, int32(t % LANES * 4)
     to_b = int32(q * ROW + mine)
     channel = int32(first_channel + mine)

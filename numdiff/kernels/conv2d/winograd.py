@@ -157,8 +157,8 @@ def gradient_tiles(dy, first, row, start, tiles):
 
 
 class Slices:
-    """How the tiles of images are cut: `images` images at a time, and of their tiles so many rows that a core's cache
-    has room.
+    """How the tiles of images are split: `images` images at a time, and of their tiles as many rows as fit a core's
+    cache.
 
     Attributes: height, width (of an image, in tiles); starts: [(first row, rows)]
     """

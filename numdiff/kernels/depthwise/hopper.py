@@ -1,8 +1,8 @@
 """Depthwise convolution in 16 bits, version 4: TMA, strips of rows, and every pixel read once for all rows of taps.
 
 WHAT IS NEW
-    A tile of pixels with its halo, of 32 channels, comes by TMA as it lies in memory, channels last, while the tile
-    before it is multiplied; what lies outside the image comes as zeros. Nothing turns channels into planes: a lane
+    A tile of pixels with its halo, of 32 channels, is loaded by TMA in its stored layout, channels last, while the tile
+    before it is multiplied; pixels outside the image are zeros. Nothing turns channels into planes: a lane
     reads four channels of two pixels, 16 bytes, and four `prmt` make of them a word of A for each channel. Which pixels
     k counts is free, if the band of taps counts them so, too: a lane has pixels l and l + 4 of a block of eight.
     The 16 rows of A are 8 strips of neighbouring rows of the image, two runs of 8 outputs each. A step is a row of each
@@ -244,7 +244,7 @@ def multiply_row(acc, words, pixels, taps, added, t, lane):
 @cuda.jit(device=True, forceinline=True)
 def multiply_tile(words, pixels, taps, added, lane):
     """words[8 · row …]: a lane's outputs, rounded: of each of its four pixels two words of two channels. `pixels`: the
-    stage. By hand, since the compiler does not unroll a loop of so many products."""
+    stage. By hand, since the compiler does not unroll so long a loop."""
     acc = cuda.local.array(SUMS, "float32")
     multiply_row(acc, words, pixels, taps, added, 0, lane)
     multiply_row(acc, words, pixels, taps, added, 1, lane)

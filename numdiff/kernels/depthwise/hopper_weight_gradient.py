@@ -4,7 +4,7 @@ WHAT IS NEW
     P[m, n] = Σ_k x[k, m] · dy[k, n], whose diagonals m - n are taps, as in mma.py; but k counts 16 places of a tile,
     four strips of rows by four groups of 8 columns, instead of 16 rows. A step is a row of x of each strip. Its A, 16
     columns at 16 places, is multiplied by the rows of dy that see it, into the sums of all rows of taps, and never read
-    again: dy of a whole tile lies in registers. A lane has the four groups of one strip: columns 8 … 15 of a group are
+    again: dy of a whole tile is in registers. A lane has the four groups of one strip: columns 8 … 15 of a group are
     the first eight of the next, so it reads five pixels for a row of A, not eight. Nothing becomes planes on the way.
     x has two stages; dy has one, which is free as soon as it is in registers, before the first product.
 WHY IT PAYS
@@ -173,7 +173,7 @@ def add_row(acc, gradients, memory, at, t, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def add_tile(acc, gradients, memory, at, lane):
-    """All rows of a tile; by hand, since the compiler does not unroll a loop of so many products."""
+    """All rows of a tile; by hand, since the compiler does not unroll so long a loop."""
     add_row(acc, gradients, memory, at, 0, lane)
     add_row(acc, gradients, memory, at, 1, lane)
     add_row(acc, gradients, memory, at, 2, lane)

@@ -163,7 +163,7 @@ def depthwise_layernorm_kernel(x, weight, bias, channel, h, y, norm, slices, ima
     warp, lane = divide(int32(cuda.threadIdx.x), int32(WARP))
     for part in range(slices):
         corner = b, int32(top - K // 2), int32(left - K // 2), int32(part * SLICE)
-        cuda.syncthreads()  # nobody reads the slice before any more
+        cuda.syncthreads()  # the slice before is no longer read
         load_bands(bands, weight, corner[3], image)
         load_added(added, bias, channel, b, corner[3], image)
         load_planes(tile, x, HALO_ROWS, PAIRS, PLANE, OCTET, corner, image)

@@ -9,7 +9,7 @@ WHAT IS NEW
     so 16 runs at once are a product of 16 × 16 pixels and that band: one mma.sync. Seven rows of taps are seven
     products into the same accumulators. 9/16 of what is multiplied is zeros, at several times the rate.
     The weight's gradient has the pixels as its long dimension: P[m, n] = Σ_i x[i, m] · dy[i, n] over rows i of pixels,
-    a product of 16 × 16 pixels of x, transposed, and 16 × 8 of dy. What tap s needs lies on the diagonal m - n = s, and
+    a product of 16 × 16 pixels of x, transposed, and 16 × 8 of dy. The sum for tap s is on the diagonal m - n = s, and
     P stays in the accumulators until all pixels are in it.
     Channels, innermost in memory, must become planes of pixels. A thread loads 8 channels of two neighbouring pixels,
     exchanges halves of words (`prmt`), and stores 8 words of two pixels of one channel: ldmatrix finds its rows.
@@ -17,7 +17,7 @@ WHY IT PAYS
     Counted in instructions of a thread, an output of 7 × 7 taps takes about 20, where version 2 needs 49 multiply-adds
     alone, and packed half2 ones would need 25 and their conversions. Products of 16-bit numbers are exact in float32,
     and sums nearly so: what is rounded is the result, so the relative error in the 2-norm is at most 2⁻¹¹ (4.9e-4) in
-    float16, 2⁻⁸ in bfloat16, beside 49 · 2⁻²³ of the sums.
+    float16, 2⁻⁸ in bfloat16, plus 49 · 2⁻²³ of the sums.
 WHAT REMAINS
     Two thirds of the time, by the counts. For 128 outputs of 7 × 7 taps a multiprocessor issues for 20 cycles and reads
     and writes shared memory for 28, neither with a bank conflict; an H200 takes about 100. What these leave out: a
@@ -367,7 +367,7 @@ def depthwise_weight_gradient_kernel_v3(dy, x, partial, tiles, chunk, slices, im
     gradients = uint32(shared_address(gradient) + uint32(2 * (octet * DY_OCTET + inner * DY_PLANE + row)))
     for n in range(int32(part * chunk), int32(min(part * chunk + chunk, tiles))):
         b, top, left = place_of(n, image)
-        cuda.syncthreads()  # nobody reads the tile before any more
+        cuda.syncthreads()  # the tile before is no longer read
         load_planes(tile, x, HALO_ROWS, PAIRS, PLANE, OCTET, (b, int32(top - K // 2), int32(left - K // 2), first),
                     image)
         load_planes(gradient, dy, ROWS, DY_PAIRS, DY_PLANE, DY_OCTET, (b, top, left, first), image)
@@ -387,7 +387,7 @@ KEYS = [(kernel, columns) for kernel in KERNELS for columns in WIDTHS]
 
 
 def bounds(key, threads):
-    """launch_bounds: with three taps ptxas keeps to few registers and spills one unless it is told how many may be."""
+    """launch_bounds: with three taps ptxas uses few registers and spills one unless launch_bounds allows more."""
     return (threads, 512 // threads) if key[0] == 3 else threads
 
 

@@ -175,7 +175,7 @@ def depthwise_weight_gradient_kernel_v2(dy, x, partial, tiles, chunk, slices, im
         totals[s] = float32(0)
     for n in range(part * chunk, min(part * chunk + chunk, tiles)):
         b, top, left = place_of(int32(n), image)
-        cuda.syncthreads()  # nobody reads the tile before any more
+        cuda.syncthreads()  # the tile before is no longer read
         copy_pixels(tile, PITCH, HALO_ROWS, HALO_COLUMNS, x, b, int32(top - K // 2), int32(left - K // 2), first, image)
         copy_pixels(gradient, DY_PITCH, ROWS, COLUMNS, dy, b, top, left, first, image)
         cp_async_commit()

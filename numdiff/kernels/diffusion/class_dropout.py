@@ -29,7 +29,7 @@ from ..problem import SEED, Problem, counters, filled, integers
 from ..random import DROP_BITS, check_counters, random_elements_reference, seed_words
 
 BLOCK = 256  # threads
-PURPOSE_CLASS_DROPOUT = 8  # beside the purposes of random.py
+PURPOSE_CLASS_DROPOUT = 8  # in addition to the purposes of random.py
 
 
 def class_dropout_forward_reference(labels, probability, null_class, seed, step, samples):

@@ -25,7 +25,7 @@ LAUNCH
 DETERMINISM
     a pure function of (seed, purpose, step, sample).
 COST
-    bytes: 32 B, with 4 B of samples. Nothing beside a step: what counts is that the host reads nothing back.
+    bytes: 32 B, with 4 B of samples. Negligible compared with a step: what counts is that the host reads nothing back.
 SOURCE
     linear, flow: Lipman et al. 2023, arXiv:2210.02747, and Liu et al. 2023, arXiv:2209.03003; logit-normal and shift:
     Esser et al. 2024, arXiv:2403.03206, eq. 19 and 23; edm: Karras et al. 2022, arXiv:2206.00364, table 1; min-SNR-γ:

@@ -116,7 +116,7 @@ def phi_slope(z, p):
 
 @cuda.jit(device=True)
 def towards_left(d, x_0):
-    """The same bin seen from the side where Φ is small and accurate; the open edge lies towards -∞."""
+    """The same bin seen from the side where Φ is small and accurate; the open edge points towards -∞."""
     y = -abs(d)
     if x_0 < -EDGE:
         y = d

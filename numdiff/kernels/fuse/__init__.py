@@ -17,7 +17,7 @@ MATHEMATICS
         da_k     = Σ dy_k · ∂f_k/∂a_k                   over all elements that read the same number of a_k
     A derivative is a function of dy and of whatever it names of f_k's arguments, or of f_k's result as y. What any of
     them names is needed again. Of that only x and the operands are kept: each y_k is computed again from them, since
-    arithmetic is free beside memory. `chain.kept` says which they are; what no derivative needs is not read.
+    arithmetic is free compared with memory. `chain.kept` says which they are; what no derivative needs is not read.
 SHAPES
     x, y and what stands EACH: any shape, channels last; PER_CHANNEL (C,); PER_SAMPLE (B, C), of an x (B, ..., C);
     NUMBER a float. Arrays float32, float16 or bfloat16, the arithmetic float32; sums of gradients float32.
@@ -25,8 +25,9 @@ RUNGS
     1, naive: one thread an element; where gradients are sums one thread a column, which goes down its rows.
     2, vectorised: one thread four neighbours, by 16-byte loads and stores. Where gradients are sums, blocks own a chunk
        of rows, write dx and add up on the way, in a tree; a second pass adds up the chunks (reduce.py).
-    3, eight: as before with eight neighbours, 16 bytes of float16. (sm_80; its sums take so many registers that the
-       launcher leaves them to version 2)
+    3, eight: as before with eight neighbours, 16 bytes of float16. (sm_80; its accumulators take too many registers, so
+    the
+       launcher uses version 2 for them)
 LAUNCH
     as elementwise.py, and reduce.py where gradients are sums.
 DETERMINISM

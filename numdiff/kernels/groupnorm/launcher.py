@@ -10,7 +10,7 @@ VERSIONS
        adds the parameters' gradients (one_pass.py, one_pass_backward.py), or a later launch does, with other layers'
        (one_pass_half.py, in 16 bits). C a multiple of 8. Taken where `choose_plan` (plan.py) forecasts less than
        `version_2_estimate`: not where its blocks would be too few, or each much larger than shared memory.
-    v4 known-statistics: forward, where a convolution left the statistics beside its float16 result: reads and writes
+    v4 known-statistics: forward, where a convolution left the statistics with its float16 result: reads and writes
        in turn (normalise.py).
     Arrays of the host: cpu.py.
 DETERMINISM

@@ -407,7 +407,7 @@ def backward_half(dy, x, weight, bias, statistics, residual, dx, totals, shape, 
     write_gradients(one_of(beyond, dx.a, dx.b), residual_, residual, before, kept, near,
                     (affine.scales, total_gx, total_g), cut, me, walk, adds)
     if CLUSTERS:
-        cluster_sync_relaxed()  # nobody ends while another may read its sums
+        cluster_sync_relaxed()  # no block exits while another may read its sums
 
 
 BACKWARD_HALF = Variants(product(CHANNELS, (False, True)), lambda key: specialise(

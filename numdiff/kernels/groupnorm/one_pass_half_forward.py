@@ -196,7 +196,7 @@ def forward_half(x, weight, bias, y, mean, rstd, shape, cut, eps, activate):
     _, i_y, step_y = locate_pixels(c, me.row, b, P, C, C, cut.rows)
     write_pixels(y, kept, i_y, step_y, affine, cut, me, walk, activate)
     if CLUSTERS:
-        cluster_sync_relaxed()  # nobody ends while another may read its sums
+        cluster_sync_relaxed()  # no block exits while another may read its sums
 
 
 FORWARD_HALF = Variants(CHANNELS, lambda part: specialise(

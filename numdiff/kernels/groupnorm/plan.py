@@ -4,7 +4,7 @@ The longer of memory and arithmetic counts in full. A block reads, then writes: 
 and less where several blocks overlap. Version 2's estimate follows what an H100 needs for the UNet's shapes.
 
 SOURCE
-    the project's own; what the estimate is made of is said beside its numbers.
+    the project's own; comments next to the estimate's constants give their origin.
 READ NEXT
     one_pass_launch.py
 """
@@ -159,12 +159,12 @@ def make_plan_half(B, P, C, width, backward, part, team, limit, multiprocessors,
     if threads > MAX_THREADS:
         return None
     turns, turn = -(-P // rows), arrays * VECTOR * HALF_SIZE * threads
-    beside = (2 * tile if parts > 1 else 0) + (2 * tile if cluster > 1 else 0)  # of each channel, besides the warps'
-    origins = 2 * part * parts * team + beside
+    extra = (2 * tile if parts > 1 else 0) + (2 * tile if cluster > 1 else 0)  # of each channel, besides the warps'
+    origins = 2 * part * parts * team + extra
     ring = 4 * (origins + (0 if backward else tile))  # bytes
     near, folded = max(0, turns - (limit - ring) // turn), 0
     if near and team % 2 == 0:
-        ring, folded = 4 * (part * parts * team + beside), 1
+        ring, folded = 4 * (part * parts * team + extra), 1
         near = max(1, turns - (limit - ring) // turn)
     if near > (MAX_NEAR if backward else 0) or near == turns or near and P % rows:
         return None

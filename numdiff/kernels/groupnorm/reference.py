@@ -15,7 +15,7 @@ SHAPES
 COST
     n elements of s bytes. v3: forward 2·s·n bytes (x, y), backward 3·s·n (x, dy, dx); v2 reads x, and dy, twice: 3·s·n
     and 5·s·n. Roof: memory bandwidth.
-    The variance is never E[x²] - E[x]², which loses all digits where the mean is large beside the deviation.
+    The variance is never E[x²] - E[x]², which loses all digits where the mean is large compared with the deviation.
 SOURCE
     Wu and He 2018, arXiv:1803.08494, eq. 1, 2, 7.
 READ NEXT

@@ -1,7 +1,7 @@
 """Matrix multiplication: the ladder, one rung a file. Read them in this order.
 
     reference.py        what is computed, the derived gradients, and what it costs
-    operands.py         how a kernel is told where its matrices lie: transposes and batches without copies
+    operands.py         how a kernel receives its matrices' strides: transposes and batches without copies
     first.py            rung 0, with six arguments; and what coalescing is
     naive.py            v1 naive: one thread, one output
     tiled.py            v2 tiled: tiles in shared memory: each number fetched once for a whole block

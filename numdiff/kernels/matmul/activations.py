@@ -94,7 +94,7 @@ def matmul_gelu_forward(a, b, bias, keeps_u=True):
 def matmul_gelu_backward(a, b, u, again=False):
     """(a (M, K) · b (K, N)) ∘ GELU'(u (M, N)) as a new array; in one kernel where `gelu_supports`.
 
-    again: give (that, GELU(u)), the second as a new array or in place of u, which nobody may read afterwards
+    again: give (that, GELU(u)), the second as a new array or in place of u, which must not be read afterwards
     """
     (M, K), N = a.shape, b.shape[1]
     if tuple(b.shape) != (K, N) or tuple(u.shape) != (M, N):

@@ -10,7 +10,7 @@ FLOAT32, rungs 3 and 4, in the time of one multiply-add of a multiprocessor:
     Rung 6 takes what a card's table says instead, where it has been measured (../tuning/), and pairs of blocks (see
     PAIRS in hopper/producer.py) only then.
 SOURCE
-    the project's own; what the estimates are made of is said beside their numbers.
+    the project's own; comments next to the estimates' constants give their origin.
 READ NEXT
     launcher.py
 """

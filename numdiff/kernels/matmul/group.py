@@ -9,7 +9,7 @@ WHY IT PAYS
     cut. A B/2's have 288 of 128 × 192: 264 are multiplied whole, in two waves, and 24 are cut. Where tiles nearly fill
     the waves that they need, as XL/2's 648 do, none is cut (`choose`).
 TILES THAT ARE CUT
-    hopper/group_schedule.py says where, and hopper/parts.py how whoever comes last adds up the parts.
+    hopper/group_schedule.py says where, and hopper/parts.py how the last-arriving block reduces the partials.
     The row sums, whose steps along K the tiles of a row share, are added up by another launch (../second_pass.py).
 DETERMINISM
     as hopper/kernel.py and hopper/group_schedule.py: every order is fixed by the sizes and the number of

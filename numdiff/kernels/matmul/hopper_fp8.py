@@ -15,7 +15,7 @@ WHAT IS NEW, AND WHY IT PAYS
         over blocks as hopper/work.py splits, in float32.
     PROMOTION: Hopper's tensor cores keep about 14 bits of a sum of E4M3 products, too few for a K of thousands. Every
         128 of k, one stage, the accumulators start again from zero, and a float32 addition takes them into sums of
-        full precision. The additions of one consumer run beside the products of the other.
+        full precision. The additions of one consumer overlap the products of the other.
         `promoted=False` leaves the sum to the tensor cores, as in hopper/.
     SCALES lie on the device and are read by the kernel: the host knows none, so a training step can be replayed.
         They multiply the sums before the epilogue, which therefore is float16's.
@@ -187,7 +187,7 @@ def _launch(a, b, c, M, N, K, scales, bias, residual, promoted, activation="", o
 
 
 def map_of_result(x, rows=BOX):
-    """The tensor map of a result: tiles of 64 columns and 64 rows, of bytes so many rows."""
+    """The tensor map of a result: tiles of 64 columns and 64 rows, of bytes `rows` rows."""
     return tensor_map(x, (BOX, rows), 64) if x.dtype == np.uint8 else tensor_map(x, (BOX, BOX))
 
 

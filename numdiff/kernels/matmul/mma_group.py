@@ -64,7 +64,7 @@ class Schedule(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def schedule(sizes, K, blocks, shortest):
-    """The `Schedule` of products of these sizes (M, N) on so many blocks; shortest: see `snap`."""
+    """The `Schedule` of products of these sizes (M, N) on `blocks` blocks; shortest: see `snap`."""
     steps = -(-K // STEP)
     tiles = [(p, row, column, M, N) for p, (M, N) in enumerate(sizes)
              for row in range(0, M, TILE[0]) for column in range(0, N, TILE[1])]
@@ -93,7 +93,7 @@ def schedule(sizes, K, blocks, shortest):
 
 
 def snap(step, steps, shortest):
-    """A place in a line of tiles of so many steps, moved to a tile's end where that is fewer than `shortest` away."""
+    """A place in a line of tiles of `steps` steps, moved to a tile's end where that is fewer than `shortest` away."""
     near = (step + steps // 2) // steps * steps
     return near if abs(near - step) < shortest else step
 

@@ -1,6 +1,6 @@
-"""What every rung of the ladder is told: where its matrices lie.
+"""The operand arguments of every rung: the strides of its matrices.
 
-A GEMM never needs to copy its operands into shape. It is told, for each operand, the distance in elements from one row
+A GEMM never needs to copy its operands into shape. It receives, for each operand, the stride in elements from one row
 to the next and from one column to the next; a transpose swaps the two, and a batch adds two more distances: from
 one image to the next (outer) and, within it, from one head to the next (inner). So attention multiplies slices of a
 packed qkv array in place.
@@ -51,7 +51,7 @@ class Shape(NamedTuple):
 class Strides(NamedTuple):
     """Distances in elements: of one matrix, then the two of the batch for each operand.
 
-    Element (m, k) of A lies at m·a_row + k·a_k, one of which is usually 1; element (k, n) of B at k·b_k + n·b_column;
+    Element (m, k) of A is at m·a_row + k·a_k, one of which is usually 1; element (k, n) of B at k·b_k + n·b_column;
     element (m, n) of C at m·c_row + n.
     """
 

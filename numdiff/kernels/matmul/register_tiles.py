@@ -90,7 +90,7 @@ def write_row(c, start, row, column, shape, accumulators, bias, epilogue):
 
 @cuda.jit
 def matmul_forward_kernel_v3(a, b, c, bias, shape, strides, epilogue):
-    tile_a = cuda.shared.array((STEP, PADDED), float32)  # [k][row]: what a thread reads for one k lies in one row
+    tile_a = cuda.shared.array((STEP, PADDED), float32)  # [k][row]: what a thread reads for one k is in one row
     tile_b = cuda.shared.array((STEP, PADDED), float32)  # [k][column]
     t = cuda.threadIdx.x
     x, y = int32(t % SIDE), int32(t // SIDE)

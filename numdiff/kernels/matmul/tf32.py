@@ -3,7 +3,7 @@
 WHAT IS NEW, AND WHY IT PAYS
     tf32 is float32 with 10 of its 23 mantissa bits. mma.m16n8k8 multiplies 16 × 8 by 8 × 8 of it, 1024 multiply-adds
         an instruction of a warp where rung 4 has 32, and sums in float32. PyTorch's
-        convolutions do the same unless told otherwise.
+        convolutions do the same by default.
     Memory holds float32, and so do the tiles; each number is rounded to the nearest tf32 when a warp has it in a
         register. A tensor core by itself truncates: then all numbers would err towards zero, by up to twice as much.
     A warp owns 64 × 64 outputs, 128 accumulators a thread: for each k it loads 64 + 64 numbers for 4096 products. With
@@ -13,10 +13,10 @@ TILES IN SHARED MEMORY, and how fragments of 32 bits come out of them
     neighbours 2g and 2g + 1, at k = x and x + 4. A product does not care which row is called which; the result's rows
     and columns just change places in the same way, see EPILOGUE.
         along k          rows of 16 k, 64 bytes. ldmatrix serves numbers of 32 bits as it serves pairs of 16. Of sixteen
-                         rows the even ones lie first, then the odd ones; chunk c (16 bytes) of place p lies at
+                         rows the even ones come first, then the odd ones; chunk c (16 bytes) of place p is at
                          c ^ (p / 2 % 4). The eight addresses of a matrix then meet all banks.
         along m or n     a row for each k. ldmatrix turns only numbers of 16 bits round, so lanes load pairs of
-                         neighbours, 8 bytes each; chunk c of row k lies at c ^ (k % 4 · 2), and half a warp's sixteen
+                         neighbours, 8 bytes each; chunk c of row k is at c ^ (k % 4 · 2), and half a warp's sixteen
                          pairs meet all banks.
 EPILOGUE
     Of fragments 2J and 2J + 1 of accumulators, a lane has columns 4x … 4x + 3 of 16·J …, in rows 2g and 2g + 1: each
@@ -103,7 +103,7 @@ def chosen(version, backend, wide):
 
 @cuda.jit(device=True, forceinline=True)
 def row_at(place):
-    """Which row of a tile along k lies at a place: of every sixteen the even ones first."""
+    """The row of a tile along k at a place: of every sixteen the even ones first."""
     return int32((place & ~15) | (place & 7) << 1 | (place >> 3 & 1))
 
 
@@ -312,8 +312,8 @@ def fetch_tiles(a, b, a_at, b_at, of_a, of_b, stage, passed):
 
 @requires("8.0")
 def gemm_tf32(a, b, c, bias, added, shape, strides, epilogue):
-    """c = alpha · a·b + bias + added: the kernel's arguments are those of operands.py. added: an array that lies as c
-    does, or c itself, read only if epilogue.accumulate."""
+    """c = alpha · a·b + bias + added: the kernel's arguments are those of operands.py. added: an array with c's
+    strides, or c itself, read only if epilogue.accumulate."""
     tiles = cuda.shared.array(0, "uint8", alignment=128)
     base = shared_address(tiles)
     t = int32(cuda.threadIdx.x)
@@ -339,7 +339,7 @@ def gemm_tf32(a, b, c, bias, added, shape, strides, epilogue):
     stage, k = int32(0), int32(0)
     while k < k_end:
         cp_async_wait(PENDING)  # this thread's part of the tile at k is there
-        cuda.syncthreads()  # so is everybody's, and nobody reads the tile before it any more
+        cuda.syncthreads()  # so are all parts, and the tile before it is no longer read
         ahead = int32(stage + STAGES - 1 if stage == 0 else stage - 1)
         fetch_tiles(a, b, a_at, b_at, of_a, of_b, ahead, int32(k + (STAGES - 1) * BK))
         a_at, b_at = a_at + of_a.step, b_at + of_b.step
@@ -397,7 +397,7 @@ def slice_of(K, slices):
 
 
 def launch_tf32(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residual):
-    """As `launcher.matmul_strided`: c = or += alpha · a·b + bias, or + residual, which lies as c does."""
+    """As `launcher.matmul_strided`: c = or += alpha · a·b + bias, or + residual, which has c's strides."""
     array = c.array
     if residual is not None and residual.offset % 16:
         copy_into(array, residual)

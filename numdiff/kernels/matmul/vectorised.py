@@ -5,8 +5,8 @@ WHAT IS NEW, AND WHY IT PAYS
     16-byte loads (load4): those 16 numbers are 4 load instructions. So 64 of 68 instructions are arithmetic, where
         rung 3 had 16 of 24. Loads from memory and stores of C move 16 bytes a thread as well.
     Two buffers: while the threads multiply out of one pair of tiles, the next pair is already on its way from memory,
-        into registers; it is stored into the other buffer when the multiplication is done. Nobody waits for memory, and
-        one barrier a step is enough: between a buffer's last read and its next write every thread passes one.
+        into registers; it is stored into the other buffer when the multiplication is done. No thread waits for memory,
+        and one barrier a step is enough: between a buffer's last read and its next write every thread passes one.
     The loop over k is unrolled by hand: no counter, no jump, every address a constant offset from one base, and the
         compiler can start a load several products before its numbers are used.
 THE TILE OF A WARP
@@ -29,7 +29,7 @@ LAUNCH
     grid (tiles of C, inner, outer). Shared memory 16.5, 12.5 or 8.5 KiB. About 128 registers a thread let two,
     four or eight blocks live on a multiprocessor: while one waits at its barrier, the others multiply.
 NEEDS
-    distances and extents that are multiples of 4 elements, so that every four is 16-byte aligned and lies wholly inside
+    distances and extents that are multiples of 4 elements, so that every four is 16-byte aligned and wholly inside
     or outside of its matrix.
 DETERMINISM
     one thread sums the products of each output in the order of k.
@@ -247,7 +247,7 @@ def write_four(c, i, v0, v1, v2, v3, column, N, bias, epilogue):
 
 @cuda.jit(device=True)
 def write_row(c, start, row, column, shape, v, bias, epilogue):
-    """A row's eight outputs, if it lies in C: four from `column` on, four half a warp's columns further."""
+    """A row's eight outputs, if it is in C: four from `column` on, four half a warp's columns further."""
     if row < shape.M:
         write_four(c, start + column, v[0], v[1], v[2], v[3], column, shape.N, bias, epilogue)
         column += WARP_COLUMNS // 2
@@ -292,7 +292,7 @@ def matmul_forward_kernel_v4(a, b, c, bias, shape, strides, epilogue):
     accumulators = no_products()
     k0, buffer = int32(0), int32(0)
     while k0 < length:
-        # the next tiles start on their way; after the last ones these are zeros that nobody reads
+        # the next tiles start loading; after the last ones these are zeros that are not read
         k0 = int32(k0 + STEP)
         fetched = fetch_tiles(a, b, of_a, of_b, groups, k0)
         # meanwhile: STEP outer products

@@ -2,7 +2,7 @@
 
 MATHEMATICS                                        for each matrix W (rows, columns) on its own
     g = gradient · c · u, as in adamw.py
-    m = μ m + (1 - μ) g                            lies in the buffer of AdamW's first moment
+    m = μ m + (1 - μ) g                            stored in the buffer of AdamW's first moment
     n = μ m + (1 - μ) g                            Nesterov's look ahead
     X = n / max(‖n‖_F, 10⁻⁷)                       so its singular values are at most 1
     O = newton_schulz(X)                           U·Vᵀ, nearly, of n = U·S·Vᵀ
@@ -53,7 +53,7 @@ from .newton_schulz import FIRST, newton_schulz, newton_schulz_estimate
 MAX_PARTS = 64  # blocks a matrix, at most BLOCK: with a few dozen matrices enough to fill any GPU
 LEAST_NORM = 1e-7  # keeps a matrix of zeros from dividing
 MULTIPLE = 128  # of rows and columns that are padded: wgmma's tiles take them
-PASSES = 42 / 3000  # ns an element in the passes beside the products, at 3 TB/s
+PASSES = 42 / 3000  # ns an element in the passes in addition to the products, at 3 TB/s
 ROOT_MEAN_SQUARE = 0.2  # of an update; AdamW's is between 0.2 and 0.4
 
 

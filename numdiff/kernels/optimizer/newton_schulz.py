@@ -12,7 +12,7 @@ BY WAY OF THE GRAM MATRIX
         B = a I + b G + c G²,        Q ← B Q,        G ← B G B,        and at the end X ← Q X.
     With s the smaller side and l the larger, two of them take 2 s² l + 5 s³ multiply-adds instead of 4 s² l + 2 s³. All
     but Q X are symmetric, because polynomials of one matrix commute: `matmul_symmetric` computes one half.
-    G has the squares of the singular values. What float16 rounds away of them comes back where X is formed anew and its
+    G has the squares of the singular values. What float16 rounds away of them returns when X is formed again and its
     Gram matrix taken: after two iterations, one, and two (`parts_of`). Then the result is as far from the exact one as
     by single iterations: 1e-3 to 4e-2 of its norm for random matrices, low rank with noise, a condition of 10⁶, and
     one singular value fifty times the others. Five in a row would be up to thirty times as far. In float32 three and
@@ -69,7 +69,7 @@ def newton_schulz_reference(x, steps=STEPS):
 
 
 def parts_of(shape, dtype, steps=STEPS):
-    """How many iterations are made in a row before X is formed anew: numbers that add up to `steps`."""
+    """How many iterations are made in a row before X is formed again: numbers that add up to `steps`."""
     small, large = sorted(shape[1:])
     if large < WIDE * small:
         return (1,) * steps
@@ -137,7 +137,7 @@ def _unit(shape, dtype=np.float32):
                      Problem(x=_unit((2, 8, 16), np.float16), steps=1, fast=False),
                      *(Problem(x=half(*shape), measured=True) for shape in ((12, 4 * 768, 768), (4 * 12, 768, 768)))])
 def newton_schulz(x, steps=STEPS):
-    """U · p(S) · Vᵀ of each matrix U · S · Vᵀ, p so many iterations, as a new array.
+    """U · p(S) · Vᵀ of each matrix U · S · Vᵀ, p after `steps` iterations, as a new array.
 
     x (batch, rows, columns): A ** steps times the matrices (`FIRST`), whose singular values are at most 1
     """

@@ -12,7 +12,8 @@ LAUNCH
 DETERMINISM
     one writer an element.
 COST
-    nothing beside a launch. The point is what it saves: reading a loss on the host waits for the whole device.
+    negligible compared with a launch. The point is what it saves: reading a loss on the host waits for the whole
+    device.
 SOURCE
     plain bookkeeping, no source.
 READ NEXT

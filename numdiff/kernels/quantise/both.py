@@ -1,4 +1,4 @@
-"""A tensor in E4M3 in both orientations: as it lies, and transposed, with the sums of its columns.
+"""A tensor in E4M3 in both orientations: as stored, and transposed, with the sums of its columns.
 
 MATHEMATICS
     rows = E4M3(x / scale), as rounding.py rounds; columns = rowsᵀ
@@ -9,7 +9,7 @@ SHAPES
     quantise_both    x (R, C) float16, scale float32 (1,) -> uint8 (R, C) and (C, P); amax uint32 (PARTIALS,),
                      sums float32 (C,), which are added to
     columns_of       rows uint8 (R, C), scale -> uint8 (C, P)
-    C is a multiple of 16, P is R rounded up to one, as TMA wants rows of 16 bytes; what lies beyond R is zero.
+    C is a multiple of 16, P is R rounded up to one, as TMA wants rows of 16 bytes; elements beyond R are zero.
 VERSIONS
     one, a tile of 64 × 64 at a time: words of four bytes go through shared memory, and a thread turns four of them,
     four rows of four columns, by eight byte permutations

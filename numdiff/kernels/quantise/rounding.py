@@ -7,9 +7,10 @@ MATHEMATICS
     Activations and gradients, delayed scaling: one pass over a tensor rounds it, with the scale of the step before, and
         finds its largest magnitude. At the step's end, of the last HISTORY steps,
             scale = the least power of two ≥ MARGIN · largest / 448,
-        so that the next step's numbers may be MARGIN times as large. A step with a number that is not finite tells
-        nothing; without anything seen yet the scale stays. Several ranks need the largest of all of them: each writes
-        its own into its column of a table that is zero elsewhere, and the sum of the tables has all columns, exactly.
+        so that the next step's numbers may be MARGIN times as large. A step with a number that is not finite is
+        ignored; without any step counted yet the scale stays. Several ranks need the largest of all of them: each
+        writes its own into its column of a table that is zero elsewhere, and the sum of the tables has all columns,
+        exactly.
     Weights, which are all there at once: the least power of two ≥ largest / 448, of the weights themselves.
 SHAPES
     quantise_forward    x (..., C) float16, scale float32 (1,) -> uint8 (..., C); amax uint32 (PARTIALS,)
@@ -207,7 +208,7 @@ def store_rounded8(y, i, x, factor, most):
 
 @cuda.jit(device=True, forceinline=True)
 def keep_largest(amax, place, most, lane):
-    """The largest of a warp's magnitudes, beside what is in this place: a comparison of integers, so exact in whatever
+    """The largest of a warp's magnitudes and the value in this place: a comparison of integers, so exact in whatever
     order."""
     a, b = unpack_half2(most)
     distance, bits = int32(16), int32(larger(word_of(a), word_of(b)))  # below 2³¹

@@ -200,7 +200,7 @@ def adaln_sums_v1(dy, x, mean, rstd, dshift, dscales, T, C):
 
 # v2: a warp a token ---------------------------------------------------------------------------------------------------
 # Each sum takes five exchanges of registers and no barrier; a token of 1,152 channels is nine 16-byte loads a lane. It
-# is read three times, but only once from memory: then it lies in the L1 cache.
+# is read three times, but only once from memory: then from the L1 cache.
 
 @cuda.jit(device=True, forceinline=True)
 def weight4(scales, c):

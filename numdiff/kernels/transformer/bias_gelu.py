@@ -31,7 +31,7 @@ from ..problem import Problem, half, single
 
 SLOPE, BOTH = float(GELU_SLOPE), float(GELU_SLOPE) * float(GELU_CUBIC)  # Python floats take the arrays' type
 ONE, THREE, SLOPE_2, BOTH_2 = (np.float32(value) for value in (1, 3, 2 * SLOPE, 2 * BOTH))
-WORTH = 4  # a number takes so many times less time than what is otherwise worth sharing
+WORTH = 4  # an element is 4 times cheaper than the threshold for threads assumes
 
 
 # References -----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from ..reduce import sample_sum
 from .chunk import chunk_backward_reference
 
 BLOCK = 256  # threads
-MASK = 63  # of so many parts a kernel can be told which have a gradient: bits of an int64
+MASK = 63  # parts whose gradients a kernel can select by the bits of an int64
 
 
 class Columns:
@@ -65,7 +65,7 @@ class Sums:
 
     @property
     def blocks(self):
-        """How many share an image; None as long as nobody has asked for a place."""
+        """Blocks per image; None until a place is requested."""
         return self.partial and self.partial.shape[1]
 
     def place(self, columns, blocks):
@@ -145,7 +145,7 @@ def join_columns(parts, dtype=np.float32):
     first, width = given.first - C * parts.index(given), C * len(parts)
     used = -1 if None not in parts else sum(1 << k for k, part in enumerate(parts) if part is not None)
     if used >= 1 << MASK:
-        raise ValueError(f"of {len(parts)} parts each must be used, or those after the first {MASK} by nobody; use "
+        raise ValueError(f"of {len(parts)} parts each must be used, or none after the first {MASK}; use "
                          "chunk")
     dx = columns_backward(sums.partial, len(parts), first, used, dtype, C)
     if width == sums.shape[1]:

@@ -9,7 +9,7 @@ SHAPES
     x (B, h·p, w·p, C) float32, channels last; tokens (B, h·w, p·p·C), elements in the order (row, column, channel)
 VERSIONS
     v1 naive: one thread an element: finds its pixel and channel by divisions.
-    v2 vectorised: one thread four elements: a patch's row, p·C elements, lies together in both arrays, so where p·C is
+    v2 vectorised: one thread four elements: a patch's row, p·C elements, is contiguous in both arrays, so where p·C is
        a multiple of 4 sixteen bytes move at a time and the divisions are shared.
 LAUNCH
     v1 ceil(n / 256) blocks of 256 threads; v2 a quarter of them. No shared memory.
@@ -60,8 +60,8 @@ def unpatchify_backward_reference(dx, patch):
 
 @cuda.jit(device=True)
 def token_element(i, width, row, patch):
-    """Where element i of an image array (its rows of `width` pixels, `row` = p·C elements of a patch's row) lies among
-    the tokens."""
+    """The index among the tokens of element i of an image array (its rows of `width` pixels, `row` = p·C elements of a
+    patch's row)."""
     patches = width // patch  # in a row of patches
     line, rest = divide(i, patches * row)  # image row (of all images), element in it
     j, within = divide(rest, row)  # patch column, element of the patch's row

@@ -33,7 +33,7 @@ from ..operation import operation
 from ..problem import Problem, half, single
 
 LOWEST = 80  # of -a, for which e^-a is still a float32
-WORTH = 6  # a number takes so many times less time than what is otherwise worth sharing
+WORTH = 6  # an element is 6 times cheaper than the threshold for threads assumes
 ONE = np.float32(1)
 
 # References -----------------------------------------------------------------------------------------------------------

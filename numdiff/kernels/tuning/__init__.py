@@ -19,7 +19,7 @@ _ignored = False
 
 
 def card_file(device_name):
-    """Where the table of a card lies."""
+    """The path of a card's table."""
     return FOLDER / (re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-") + ".json")
 
 
@@ -34,11 +34,11 @@ def read_table(path):
         table = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # neither UTF-8 nor JSON
         raise NumdiffError(f"the table of tiles {path} is not JSON ({error}); correct it, or remove it and write it "
-                           "anew with numdiff bench tune.") from error
+                           "again with numdiff bench tune.") from error
     choices = table.get("choices") if isinstance(table, dict) else None
     if not isinstance(choices, dict) or not all(isinstance(rows, dict) for rows in choices.values()):
         raise NumdiffError(f'the table of tiles {path} has no "choices" of the form {{kind: {{"shape": choice}}}}; '
-                           "correct it, or remove it and write it anew with numdiff bench tune.")
+                           "correct it, or remove it and write it again with numdiff bench tune.")
     return table.get("card"), choices
 
 

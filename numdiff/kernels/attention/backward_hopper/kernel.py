@@ -101,7 +101,7 @@ producer_registers, consumer_registers = make_setmaxnreg(40, False), make_setmax
 
 @cuda.jit(device=True, forceinline=True)
 def produce(maps, rings, p):
-    """The producer, one thread: asks TMA for each tile of k and v, and beside it for all tiles of q, dy and y.
+    """The producer, one thread: loads each tile of k and v by TMA, and with it all tiles of q, dy and y.
 
     It waits for a buffer of k and v until both consumers have stored what took its place, for a stage of q and dy until
     both have made their dq, for y until its sums D are made.
@@ -182,7 +182,7 @@ def clear_accumulators(accumulators):
 def stash_keys(shared, base, me, gradients_0, gradients_1, k_at, scale):
     """dk and dv of this consumer's keys, float16, where their k and v were; returns where, for the store by TMA.
 
-    Nobody needs the consumer's rows of v any more, nor, when both have made their dq (DS_FREE), those of k.
+    The consumer's rows of v are free by now; so are those of k once both have computed their dq (DS_FREE).
     """
     wait_for_accumulators(HS, gradients_0.dk, gradients_0.dk_ninth)
     wait_for_accumulators(HS, gradients_1.dk, gradients_1.dk_ninth)

@@ -1,4 +1,4 @@
-"""Flash attention backward on Hopper: constants, what lies where in shared memory, and the pipelines between warps.
+"""Flash attention backward on Hopper: constants, the layout of shared memory, and the pipelines between warps.
 
 SHARED MEMORY of a block, in this order:
     two buffers of k and v       tiles of 256 keys; dk and dv take their place on their way out
@@ -91,7 +91,7 @@ class Maps(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """dq of (image, token, head) lies at image · T · dq_row + token · dq_row + head · dq_head, and each further chunk's
+    """dq of (image, token, head) is at image · T · dq_row + token · dq_row + head · dq_head, and each further chunk's
     behind all images. head_step: columns of qkv from a head to the next; part: from q's to k's and v's."""
 
     images: int

@@ -1,4 +1,4 @@
-"""The products of flash attention's backward, by wgmma: which operand lies where, and which way round it is read.
+"""The products of flash attention's backward, by wgmma: the location of each operand, and its orientation.
 
     Sᵀ = k·qᵀ, dPᵀ = v·dyᵀ         `multiply_along`: both sides from shared memory, summed over the head size
     dv += Pᵀ·dy, dk += dSᵀ·q       `add_queries`: the left side from registers, summed over queries

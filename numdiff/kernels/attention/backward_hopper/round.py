@@ -1,7 +1,7 @@
 """One round of flash attention's backward: 64 queries by 64 keys of a consumer, from scores to dv and dk.
 
-    Sᵀ = k·qᵀ, dPᵀ = v·dyᵀ   are asked for together; when Sᵀ is there, dPᵀ still runs
-    Pᵀ = exp(Sᵀ - L)         in registers; packed, it is the left side of dv += Pᵀ·dy as it lies
+    Sᵀ = k·qᵀ, dPᵀ = v·dyᵀ   are started together; when Sᵀ is complete, dPᵀ still runs
+    Pᵀ = exp(Sᵀ - L)         in registers; packed, it is the left operand of dv += Pᵀ·dy, in its layout
     dSᵀ = Pᵀ (dPᵀ - D)       likewise, of dk += dSᵀ·q; and it goes to shared memory, where dq needs it from all keys
     With HS 72 there are registers for 32 queries at a time only, in a loop that the compilers may not unroll: ptxas
     keeps everything that two straight pieces of code share. `opaque` hides a number from them for the same reason.
@@ -25,7 +25,7 @@ from .layout import DS_ROW, HS, QUERIES, ROW, N
 from .products import add_queries, multiply_along, wait_for_scores
 
 CONSUMERS = 256  # threads
-DS_FREE = 2  # a named barrier of both consumers: nobody reads dS any more
+DS_FREE = 2  # a named barrier of both consumers: dS is no longer read
 # from k's place to v's, and from q's to dy's
 V, DY = Constant(lambda TILE: TILE // CHUNK), Constant(lambda Q_TILE: Q_TILE // CHUNK)
 

@@ -1,4 +1,4 @@
-"""D of each query for flash attention's backward, D = Σ dy · y, and L: by two warps beside the products.
+"""D of each query for flash attention's backward, D = Σ dy · y, and L: by two warps, concurrently with the products.
 
 dy is in shared memory for the products already; y comes there for this alone, so each number of both is read from
 memory once, and neither a separate kernel nor an array for D is needed (../reference.py derives D). L is the logsumexp
@@ -59,7 +59,7 @@ def write_row_sum(HS, shared, dy_at, y_at, row, lane, to):
 
 @cuda.jit(device=True, forceinline=True)
 def make_statistics(shared, logsumexp, rings, p):
-    """Two warps, each for half of a tile's queries: L, in units of ln 2, and D = Σ dy · y, beside q and dy.
+    """Two warps, each for half of a tile's queries: L, in units of ln 2, and D = Σ dy · y, next to q and dy.
 
     They wait for dy and y, release y, and arrive at the stage's barrier `statistics`, for which consumers wait.
     """

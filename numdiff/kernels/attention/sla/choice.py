@@ -228,7 +228,7 @@ def fetch_keys(tile, k_sums, first, channel, problem, HS):
 @cuda.jit(device=True, forceinline=True)
 def add_channels(parts, tile, q, k_mean, t, size, channel, channels):
     """parts[row, i] += the products of every fourth channel from i on: eight rows of q with row t of the tile, the sums
-    of so many keys."""
+    of `size` keys."""
     for c in range(int32(0), int32(channels), int32(4)):
         k = centred(load4(tile, int32(t * PITCH + c)), size, load4(k_mean, int32(channel + c)))
         for row in range(ROWS):
@@ -249,7 +249,7 @@ def store_products(keys, tile, q, k_sums, k_mean, problem, HS):
             for i in range(4):
                 parts[row, i] = float32(0)
         for channel in range(int32(0), int32(HS), int32(CHANNELS)):
-            cuda.syncthreads()  # q and the mean are there, and nobody reads the tile any more
+            cuda.syncthreads()  # q and the mean are there, and the tile is no longer read
             fetch_keys(tile, k_sums, first, channel, problem, HS)
             cuda.syncthreads()
             if first + t < N:
@@ -334,7 +334,7 @@ def sla_choose_kernel(q_mean, k_sums, k_total, critical, left, problem, HS):
 def holds(critical, start, count, j):
     """Whether a rising list holds j."""
     low, high = int32(0), int32(count)
-    while low < high:  # the first that is at least j lies in low … high
+    while low < high:  # the first that is at least j is in low … high
         middle = int32((low + high) // 2)
         if critical[start + middle] < j:
             low = int32(middle + 1)
@@ -346,7 +346,7 @@ def holds(critical, start, count, j):
 @cuda.jit
 def sla_transpose_kernel(critical, lists, counts, N, count):
     """lists (B, heads, N, N): for each block of keys the blocks of queries for which it is critical, rising; counts (B,
-    heads, N): how many. What lies behind them is not written."""
+    heads, N): how many. Elements behind them are not written."""
     lane, j = cuda.threadIdx.x % WARP, cuda.blockIdx.x * (THREADS // WARP) + cuda.threadIdx.x // WARP
     if j < N:
         head = head_number()

@@ -3,8 +3,8 @@
 WHAT IS NEW, AND WHY IT PAYS
     The loop is ../forward_half.py's with 64 queries a block, and the next tile of keys is the next of a list instead of
     the next in memory: its number is read two rounds ahead, its copy starts one round ahead.
-    With k and v comes the block's H, half as many bytes more from the L2 cache, and is taken away from the total that
-    lies in the threads' registers: S needs no kernel of its own.
+    With k and v comes the block's H, half as many bytes more from the L2 cache, and is subtracted from the total
+    in the threads' registers: S needs no kernel of its own.
     Then S as float16 in shared memory, φ(q) from the fragments of q that are there, o_l = φ(q) S, o_l Wᵀ, and the sum
     with o_s: two more products, as much as one more block, without a byte in between.
 LAUNCH
@@ -223,7 +223,7 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
     stage = int32(TILE)
     for n in range(count):
         cp_async_wait(0)
-        cuda.syncthreads()  # the block is there, and nobody reads the other stage any more
+        cuda.syncthreads()  # the block is there, and the other stage is no longer read
         if n + 1 < count:
             fetch_block(tiles + int32(2 * TILE + STAGE - stage), qkv, sums, start, problem, ahead, opaque(t))
         elif GIVEN:  # the other stage is free for S and W
@@ -245,7 +245,7 @@ def sla_forward_kernel_v2(qkv, lists, sums, totals, layer, y, logsumexp, r_out, 
     t = opaque(t)
     lane = int32(t % WARP)
     if not GIVEN:
-        cuda.syncthreads()  # nobody reads the stages any more: S and W take the first one's place
+        cuda.syncthreads()  # the stages are no longer read: S and W take the first one's place
         stage, block = int32(TILE), head * problem.N + i
         fetch_square(tiles + int32(TILE + SQUARE), layer[0], 0, t)
         cp_async_commit()

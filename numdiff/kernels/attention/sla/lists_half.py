@@ -3,7 +3,7 @@
 WHAT IS NEW, AND WHY IT PAYS
     dq: a warp keeps q and dy of its 16 queries in registers and takes 16 keys at a time: S and dP, then dS as the left
     side of dq += dS k, three products. dk and dv: scores transposed, as ../backward_half.py has them, four products,
-    with the block's A on its way beside q and dy and taken away from the total, as the forward does with H. Two kernels
+    with the block's A loaded with q and dy and subtracted from the total, as the forward does with H. Two kernels
     compute S and dP twice, 7 products instead of 5, where one would have to add dq's shares of many blocks of keys, in
     an order: in float32 in memory that is 16 KiB a critical block each way, more than the two products take.
     The linear part's dφ(k) = v Rᵀ − ρ and dv += φ(k) R end the second kernel, from the fragments of k and v that are
@@ -190,7 +190,7 @@ def sla_dq_kernel_v2(dy, qkv, lists, logsumexp, sums, dqkv, problem):
     first = int32(i * BLOCK + warp * 16)
     at, patch = start + first * problem.width, int32(warp * 16 * PITCH)
     add_linear_part(r.dq, dqkv, at, problem.width, int32(T - first), problem.scale, lane)
-    cuda.syncwarp()  # nobody in the warp reads its rows of dy any more
+    cuda.syncwarp()  # its rows of dy are no longer read
     stash(shared, patch, PITCH, r.dq, 0, N, float32(1), float32(1), lane)
     cuda.syncwarp()
     copy_out(shared, patch, PITCH, dqkv, at, problem.width, int32(T - first), 16, HS, lane)
@@ -312,7 +312,7 @@ def sla_dkv_kernel_v2(dy, qkv, lists, counts, given, totals, dqkv, problem, long
     stage = int32(2 * TILE)
     for n in range(count):
         cp_async_wait(0)
-        cuda.syncthreads()  # the block is there, and nobody reads the other stage any more
+        cuda.syncthreads()  # the block is there, and the other stage is no longer read
         if n + 1 < count:
             fetch_queries(tiles + int32(4 * TILE + Q_STAGE - stage), qkv, dy, given, start, images, problem, ahead,
                           opaque(t))

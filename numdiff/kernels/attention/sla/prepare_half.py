@@ -73,7 +73,7 @@ def sla_prepare_kernel_v2(qkv, q_mean, H, z, problem):
     widen(phi, words)
     above, below = features(phi)
     row = int32(warp * 16 + lane // 4)
-    cuda.syncthreads()  # nobody reads k any more
+    cuda.syncthreads()  # k is no longer read
     stash(shared, int32(warp * 16 * PITCH), PITCH, phi, 0, N, above if row < rows else float32(0),
           below if row + 8 < rows else float32(0), lane)
     cuda.syncthreads()

@@ -215,7 +215,7 @@ def sla_queries_kernel_v2(dy, qkv, y, layer, r_in, S_in, Z, dqkv, sums, A, a, ou
     while i < end:
         t = opaque(t_start)
         lane, warp, block = int32(t % WARP), int32(t // WARP), head * problem.N + i
-        cuda.syncthreads()  # nobody reads the tiles of the block before
+        cuda.syncthreads()  # the tiles of the block before are no longer read
         fetch_tiles(tiles, qkv, dy, y, S_in, start, i, problem, t)
         row = int32(i * BLOCK + warp * 16 + lane // 4)
         signed = (number_of_row(r_in, head * problem.T, row, row < problem.T, lane),

@@ -53,7 +53,7 @@ def shared_bytes(N):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_bits(tiles, left, at, exist, given, row_bytes, t):
-    """Start the copies of 128 rows of `given` words from left[at] on, of which so many exist; zeros for all others."""
+    """Start the copies of 128 rows of `given` words from left[at] on, of which `exist` exist; zeros for all others."""
     first, apart = int32(t // 8), int32(THREADS // 8)
     for w in range(int32(t % 8), int32(row_bytes // 4 - 1), int32(8)):
         to, start = tiles + int32(BITS + first * row_bytes + 4 * w), at + int32(first * given + w)
@@ -105,7 +105,7 @@ def sla_rest_kernel_v3(H, left, S, N, size):
     stage = int32(0)
     for j in range(0, N, KEYS):
         cp_async_wait(0)
-        cuda.syncthreads()  # the tile is there, and nobody reads the other stage any more
+        cuda.syncthreads()  # the tile is there, and the other stage is no longer read
         if j + KEYS < N:
             ahead = int32(j + KEYS)
             fetch_rows(tiles + int32(STAGE - stage), PITCH, H, start + ahead * size, size, int32(N - ahead), KEYS,
@@ -115,7 +115,7 @@ def sla_rest_kernel_v3(H, left, S, N, size):
             add_rows(sums, words, shared, int32(own + j // 32 * 4 + half * 4), row_bytes,
                      tiles + int32(stage + half * 32 * PITCH + by_row(lane, PITCH)), lane)
         stage = int32(STAGE - stage)
-    cuda.syncthreads()  # nobody reads the stages any more: S takes their place
+    cuda.syncthreads()  # the stages are no longer read: S takes their place
     share, patch, row = float32(1) / float32(N), int32(warp * 32 * PITCH), int32(first + warp * 32)
     for m in range(2):
         stash(shared, int32(patch + m * 16 * PITCH), PITCH, sums, m, COLUMNS // 8, share, share, lane)

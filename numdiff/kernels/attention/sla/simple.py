@@ -177,7 +177,7 @@ def make_kernels(HS):
         for n in range(count):
             j = lists[block * count + n]
             rows, at = rows_of_block(j, T), start + problem.part + j * BLOCK * width
-            cuda.syncthreads()  # nobody needs the tiles of the block before
+            cuda.syncthreads()  # the tiles of the block before are free
             load_tile(tile, 0, qkv, at, width, rows, HS)
             load_tile(tile, TILE, qkv, at + problem.part, width, rows, HS)
             cuda.syncthreads()

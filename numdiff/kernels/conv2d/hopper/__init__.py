@@ -6,7 +6,7 @@
     convolution.py          v5, v6  the kernel: producers, consumers, launcher; forward and input gradient
     epilogue.py             results out, residuals in, statistics for the GroupNorm that follows
     plan.py                 which tile and how many stages
-    column_sums.py          a bias's gradient, beside the products
+    column_sums.py          a bias's gradient, concurrently with the products
     weight_gradient.py      v5, v6  pixels as the long inner dimension, split over blocks
     weight_gradient_plan.py  which chunks of pixels, and how many parts share them
     cluster_sums.py         sums of the blocks of a cluster, through each other's shared memory

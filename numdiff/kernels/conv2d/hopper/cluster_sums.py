@@ -173,4 +173,4 @@ def add_bias(bias_sums, bias_out, own, N, blocks, has_bias):
             a0, a1, a2, a3 = load_cluster_4(cluster_address(place, uint32(other)))
             s0, s1, s2, s3 = s0 + a0, s1 + a1, s2 + a2, s3 + a3
         store4(bias_out, own.group * N + n, s0, s1, s2, s3)
-    cluster_sync_relaxed()  # nobody reads any more
+    cluster_sync_relaxed()  # all reads are complete

@@ -1,4 +1,4 @@
-"""The sums of dy's columns while its tiles lie in shared memory: a bias's gradient, for two warps beside the products.
+"""The sums of dy's columns from its tiles in shared memory: a bias's gradient, by two warps during the products.
 
 A weight gradient reads all of dy for its products. Two warps of the producer's warpgroup, each for 32 of the 64 columns
 of a tile, read it once more from shared memory, and so no pass over dy is left. They multiply by ones on the tensor

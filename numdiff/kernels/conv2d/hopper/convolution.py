@@ -22,9 +22,9 @@ VERSIONS
     The kernels are the same; their arguments say which.
 WHO DOES WHAT  (384 threads: three warpgroups)
     warp 0 asks for boxes of pixels      one stage for each block of channels (v6), or column of taps (v5)
-    warp 3 asks for the weight           one stage a tap, or a column of three (kernels of their own: a third of the
+    warp 3 loads the weight              one stage a tap, or a column of three (kernels of their own: a third of the
                                          waits); where all of it fits, once for all tiles (`resident`)
-    warps 1, 2 run beside the products   each stores a consumer's results, makes their statistics, and brings the next
+    warps 1, 2 overlap the products      each stores a consumer's results, makes their statistics, and brings the next
                                          residual, to the place of the next results, and what is added to each channel
     warpgroups 1, 2 multiply             sub-blocks of 64 pixels by BN output channels. Where shared memory holds all
                                          that a tile needs they ping-pong: one multiplies, one writes its results
@@ -255,7 +255,7 @@ def make_kernel(BN, SUB, taps_per_stage, transposed):
 
 
 KEYS = [(*tile, taps) for tile in VARIANTS for taps in (1, 3)
-        if (*tile, taps) != (128, 2, 3)]  # of these, no three stages fit beside the pixels
+        if (*tile, taps) != (128, 2, 3)]  # of these, no three stages fit with the pixels
 conv2d_forward_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key, False))
 conv2d_input_gradient_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key, True))
 

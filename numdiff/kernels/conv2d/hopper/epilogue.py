@@ -2,8 +2,8 @@
 
 WHO
     A consumer, 128 threads, adds bias, channel and residual to its accumulators, and writes them as float16 to its
-    output buffer: `stage_results`. A warp beside each consumer does the rest, so that nothing holds up the products:
-    `exchange`. It brings what is added to each channel, and the residual, which lies where the results will; when these
+    output buffer: `stage_results`. One warp for each consumer does the rest, so that nothing delays the products:
+    `exchange`. It loads the addends of each channel, and the residual, into the place of the results; when these
     are written it lets TMA store them, and computes their statistics.
 HANDSHAKE
     `ready`: the buffer is the consumer's, addends and residual are there. `written`: it is the warp's again.
@@ -73,7 +73,7 @@ def stage_results(tiles, at, acc, addends, addends_at, epilogue):
         store_word(tiles, int32(place + 16 * COLS), pack_half2(acc[4 * j + 2], acc[4 * j + 3]))
 
 
-# The warp beside it ---------------------------------------------------------------------------------------------------
+# Its exchange warp ---------------------------------------------------------------------------------------------------
 
 @cuda.jit(device=True, forceinline=True)
 def stage_addends(addends, at, first, N, vectors, channel_at, epilogue):
@@ -91,7 +91,7 @@ def stage_addends(addends, at, first, N, vectors, channel_at, epilogue):
 
 @cuda.jit(device=True, forceinline=True)
 def write_statistics(tiles, at, statistics, to, left, columns):
-    """Statistics of a sub-block as it lies in its buffer, by a warp; left: pairs of channels that exist.
+    """Statistics of a sub-block in its buffer, by a warp; left: pairs of channels that exist.
 
     Of each two channels the mean goes to statistics[to …], the variance to `columns` later.
     A lane has two channels, of every second pixel where rows are short, so that a warp's loads touch each bank once. It
@@ -157,7 +157,7 @@ def stage_all_addends(buffers, vectors, consumer, first, image, shape, tiling, e
 
 @cuda.jit(device=True, forceinline=True)
 def write_all_statistics(buffers, consumer, first, w, h, image, shape, tiling, epilogue):
-    """`write_statistics` of each of a consumer's sub-blocks that lies in an image."""
+    """`write_statistics` of each of a consumer's sub-blocks that is in an image."""
     for sub in range(SUB):
         di, dj, more = sub_block_at(consumer * SUB + sub, tiling.tile_w, tiling.tile_h)
         x, y, b = int32(w + di), int32(h + dj), int32(image + more)

@@ -1,4 +1,4 @@
-"""A Hopper convolution's constants, its kernel's arguments, and what lies where in shared memory.
+"""A Hopper convolution's constants, its kernel's arguments, and its layout of shared memory.
 
 A and B are the operands of the product, pixels × channels by channels × BN: x (or dy) and the weight.
 SHARED MEMORY of a block, in this order:
@@ -7,7 +7,7 @@ SHARED MEMORY of a block, in this order:
     a_stages stages of pixels        a box of 64 input channels (boxes.py)
     addends, float32                 what is added to each channel of each sub-block: bias and channel
 AN OUTPUT BUFFER has SLABS pieces of COLS channels for each sub-block, so that a row of 64 or 32 channels is as long as
-    the swizzle reaches. The weight of an input gradient, which is read across, lies in such pieces, too.
+    the swizzle reaches. The weight of an input gradient, which is read across, has such slabs, too.
 
 SOURCE
     convolution.py; the swizzle: boxes.py.

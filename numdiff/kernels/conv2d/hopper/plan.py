@@ -1,7 +1,7 @@
 """How a Hopper convolution is cut: tiles of pixels and channels, stages, and the estimate that chooses among them.
 
 SOURCE
-    the project's own; what the estimate is made of is said beside its numbers.
+    the project's own; comments next to the estimate's constants give their origin.
 READ NEXT
     weight_gradient.py
 """

@@ -118,7 +118,7 @@ class Tiling(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """What lies in a stage. pad: of the kernel; pitch: pixels in a row of x's box, height: its rows; copies: boxes of
+    """The layout of a stage. pad: of the kernel; pitch: pixels in a row of x's box, height: its rows; copies: boxes of
     x, copy_rows: pixels of each; pixels: of dy's box, dy_bytes: its bytes."""
 
     pad: int
@@ -279,7 +279,7 @@ def consume(ring, warpgroup, partial, boxes, own, shape, tiling):
     thread = int32(cuda.threadIdx.x) & 127
     size, taps = shape.size, int32(shape.size * shape.size)
     tap = int32(own.group * TAPS + (warpgroup - 1) * 3)
-    # a tap beyond the last repeats it, and nobody reads its results
+    # a tap beyond the last repeats it, and its results are not read
     row_0 = tap_rows(min(tap, taps - 1), size, boxes.pitch, tiling.whole_halo, boxes.copy_rows)
     row_1 = tap_rows(min(tap + 1, taps - 1), size, boxes.pitch, tiling.whole_halo, boxes.copy_rows)
     row_2 = tap_rows(min(tap + 2, taps - 1), size, boxes.pitch, tiling.whole_halo, boxes.copy_rows)
@@ -342,7 +342,7 @@ def add_weight_gradient_kernel(partial, dweight, parts, size, C, N, taps):
     rest, column = divide(block, divide(C + TILE - 1, TILE)[0])
     group, row = divide(rest, divide(N + TILE - 1, TILE)[0])
     tap = int32(group * TAPS + tap)
-    for which in range(share, int32(4), shares):  # of the vector's sums; where it lies: emulator/wgmma_layouts.py
+    for which in range(share, int32(4), shares):  # of the vector's sums; its location: emulator/wgmma_layouts.py
         n = int32(row * TILE + (thread >> 5) * 16 + ((thread & 31) >> 2) + (which >> 1) * 8)
         c = int32(column * TILE + k * 8 + (thread & 3) * 2 + (which & 1))
         if n < N and c < C and tap < taps:

@@ -247,7 +247,7 @@ def consume(ring, sums, warpgroup, arrays, boxes, own, shape, tiling, parts):
         leave_sums(sums, consumer, acc)
         cluster_sync()  # all sums are there
         add_up(ring.base + uint32(16 * consumer), own.rank, parts.blocks, arrays.out, at, mine)
-        cluster_sync_relaxed()  # nobody reads any more
+        cluster_sync_relaxed()  # all reads are complete
 
 
 # The kernel -----------------------------------------------------------------------------------------------------------

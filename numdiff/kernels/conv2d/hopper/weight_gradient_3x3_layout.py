@@ -1,4 +1,4 @@
-"""The 3 × 3 weight gradient's arguments, what lies in a stage of its shared memory, and which work a block has.
+"""The 3 × 3 weight gradient's arguments, the layout of a stage of its shared memory, and a block's work.
 
 A STAGE has a chunk of pixels: dy's box, 64 channels of 64, 128 or 256 pixels, and behind it x's, CW channels of the
     same pixels with a halo of one on each side (or three boxes of them, each shifted by a pixel: `whole_halo` 0).
@@ -72,7 +72,7 @@ class Parts(NamedTuple):
 # Where things lie -----------------------------------------------------------------------------------------------------
 
 class Boxes(NamedTuple):
-    """What lies in a stage. pitch: pixels in a row of x's box, height: its rows; copies: boxes of x, copy_rows: pixels
+    """The layout of a stage. pitch: pixels in a row of x's box, height: its rows; copies: boxes of x, copy_rows: pixels
     of each; dy_bytes: of dy's box, which is the first."""
 
     pitch: int

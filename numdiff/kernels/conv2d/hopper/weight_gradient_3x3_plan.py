@@ -1,7 +1,7 @@
 """How a 3 × 3 weight gradient is cut: chunks of pixels, clusters, and the estimate that chooses among them.
 
 SOURCE
-    the project's own; what the estimate is made of is said beside its numbers.
+    the project's own; comments next to the estimate's constants give their origin.
 READ NEXT
     ../../attention/hopper_tiles.py: two products with a softmax between them.
 """
@@ -48,7 +48,8 @@ class Plan(NamedTuple):
         return max(staged, 4 * TAPS * TILE * self.channels if self.blocks > 1 else 0)
 
 
-# what fits an H100's times: launch to first product beside the first chunk's way, and the end; a stage; the second pass
+# what fits an H100's times: launch to first product without the first chunk's load, and the end; a stage; the second
+# pass
 START_NS, CHUNK_NS, PASS_NS = 2000.0, 150.0, 2000.0
 WRITTEN_A_NS, READ_A_NS = 3000.0, 4000.0  # bytes of the parts, through the L2 cache
 PRODUCTS_A_NS = 6500.0  # FLOPs of a multiprocessor, where shared memory keeps up

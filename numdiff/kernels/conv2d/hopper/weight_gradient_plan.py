@@ -1,7 +1,7 @@
 """How a weight gradient is cut: chunks of pixels, parts of them, and the estimate that chooses among them.
 
 SOURCE
-    the project's own; what the estimate is made of is said beside its numbers.
+    the project's own; comments next to the estimate's constants give their origin.
 READ NEXT
     cluster_sums.py, then weight_gradient_3x3.py, which 3 × 3 kernels take.
 """
@@ -30,7 +30,7 @@ class Plan(NamedTuple):
 
 
 BYTES_A_NS, FLOPS_A_NS = 42.0, 6000.0  # of a multiprocessor: from L2 to shared memory, all of them at it; wgmma
-START_NS, CHUNK_NS = 3000.0, 100.0  # launch to first product and to the second kernel; what a stage costs beside
+START_NS, CHUNK_NS = 3000.0, 100.0  # launch to first product and to the second kernel; what a stage costs in addition
 PART_BYTES_A_NS = 3500.0  # of partial sums, written and read, through the L2 cache
 
 

@@ -9,7 +9,8 @@ WHAT IS NEW
     the bits of the address, and TMA has stored the pixels by the same rule.
     Two pipelines: boxes of pixels, 2 stages, one for each 64 channels; the weight, 6 stages, one for each tap.
 WHY IT PAYS
-    180 pixels cross from the L2 cache where level 1 moves 9 · 128: 23 KB instead of 147, beside 147 KB of weights.
+    180 pixels cross from the L2 cache where level 1 moves 9 · 128: 23 KB instead of 147, in addition to 147 KB of
+    weights.
 WHAT REMAINS
     ../hopper/ adds tiles for other images and channels, three taps a stage, persistence, a TMA store of the results
     with bias and residual, the input gradient, and statistics for the GroupNorm that follows.

@@ -6,7 +6,7 @@ WHAT IS NEW, compared with ../../matmul/levels/producer_consumer.py
     The sum over (r, s, c) is the product's sum over k: 9 taps of C channels each. The weight (N, 3, 3, C) is B,
     (N, 9 · C), without a copy. A, the pixels of each tap, is never written (../im2col.py writes it, nine times the
     size of x): for 16 × 8 pixels of y, a tap sees the same 16 × 8 pixels of x, shifted by (r - 1, s - 1). They are a
-    box of a four-dimensional tensor: TMA loads it with one instruction, with zeros for what lies outside the image,
+    box of a four-dimensional tensor: TMA loads it with one instruction, with zeros outside the image,
     which is the padding. So the kernel is the matrix product's, except for the producer's coordinates and the place of
     a result.
 THE ROWS OF A TILE are its pixels, one image row after the other: 64 of them, 8 × 8 pixels, for each consumer.

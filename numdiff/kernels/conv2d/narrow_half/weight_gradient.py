@@ -1,7 +1,7 @@
 """The weight gradient of a float16 convolution with few channels on one side: pixels are the inner dimension.
 
     sums[(tap, j), m] = Σ_p narrow[p + tap - pad, j] · wide[p, m]: wide is dy and narrow x, or wide is x and narrow dy,
-    whose pixel lies on the other side of x's, so the taps are counted down. Row 27 of 32 is ones: where wide is dy its
+    whose pixel is on the other side of x's, so the taps are counted down. Row 27 of 32 is ones: where wide is dy its
     sums are dbias.
 LAUNCH
     512 threads, one block a multiprocessor, for chunks of up to 1,024 pixels. What the chunk sees of the narrow side,

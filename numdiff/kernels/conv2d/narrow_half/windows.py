@@ -18,7 +18,7 @@ OUTSIDE = 31  # stands for "no tap": no mask has this bit
 
 @cuda.jit(device=True, forceinline=True)
 def seen(i, j, H, W, exists):
-    """Bit 3 · r + s: whether tap (r, s) of the window around pixel (i, j) lies in the image."""
+    """Bit 3 · r + s: whether tap (r, s) of the window around pixel (i, j) is in the image."""
     rows = 0b000111000 | (0b000000111 if i > 0 else 0) | (0b111000000 if i < H - 1 else 0)
     columns = 0b010010010 | (0b001001001 if j > 0 else 0) | (0b100100100 if j < W - 1 else 0)
     return int32(rows & columns if exists else 0)

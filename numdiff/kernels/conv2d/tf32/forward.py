@@ -4,9 +4,9 @@ MATHEMATICS
     as in ../implicit.py, whose matrix col is gathered here, too, without being written:
     forward           y[p, n] = Σ_k col[p, k] · weight[n, k] + bias[n] + channel[image, n] + residual[p, n]
     input gradient    the forward over dy, whose weight[c, tap, n] is weight[n, taps - 1 - tap, c]. The tile of it is
-                      read as it lies, a row of c for each n, and multiplied across: no flipped copy is made. With a
-                      stride only every stride-th tap meets a pixel of dy: ../launcher.py then multiplies and calls
-                      im2col.
+                      read in its stored layout, a row of c for each n, and multiplied across: no flipped copy is made.
+                      With a stride only every stride-th tap meets a pixel of dy: ../launcher.py then multiplies and
+                      calls im2col.
 WHAT IS NEW, AND WHY IT PAYS, against ../implicit.py
     products by mma.m16n8k8, 1024 multiply-adds an instruction; tiles travel by cp.async, three stages deep. Tiles in
     shared memory, fragments and the rounding are those of ../../matmul/tf32.py: read that first.
@@ -52,10 +52,10 @@ from ...matmul.tf32 import (
 
 BLOCK = 256  # threads of the kernel that adds parts
 
-# Of each kernel, beside those of ../../matmul/tf32.py
+# Of each kernel, in addition to those of ../../matmul/tf32.py
 GRADIENT = Constant()  # of the input: the weight is (C, taps, N), to be read from its last tap to its first
 PIXELS, WEIGHTS = Constant(lambda TILE_M: TILE_M * 4 // THREADS), Constant(lambda TILE_N: TILE_N * 4 // THREADS)
-# copies of a thread in a step; and from one to the next of them so many pixels, or rows of weights
+# copies of a thread in a step; and the pixels, or rows of weights, from one to the next
 APART = THREADS // 4
 FOURS = Constant(lambda TILE_N: TILE_N // 4)  # of a row of n in the gradient's tile
 K_APART = Constant(lambda TILE_N: THREADS // (TILE_N // 4))
@@ -109,7 +109,7 @@ def write_outputs(y, start, accumulators, pixel, n, pixels, N, per_image, addend
 
 @cuda.jit(device=True, forceinline=True)
 def inside_of(first, extent, size, apart):
-    """Bits 0, apart, … below size · apart: up to the first and from the last that lies in an image of `extent`."""
+    """Bits 0, apart, … below size · apart: up to the first and from the last that is in an image of `extent`."""
     low, high = int32(max(int32(0), int32(-first))), int32(min(int32(size), int32(extent - first)))
     return int32((int32(1) << int32(high * apart)) - (int32(1) << int32(low * apart)))
 
@@ -233,7 +233,7 @@ def conv2d_tf32(x, weight, addends, y, geometry, pixels, part_steps, added):
     for step in range(int32(1 - STAGES), steps):
         if step >= 0:
             cp_async_wait(PENDING)  # this thread's part of the step's tiles is there
-            cuda.syncthreads()  # so is everybody's, and nobody reads the tiles before them any more
+            cuda.syncthreads()  # so are all parts, and the tiles before them are no longer read
         if step + STAGES - 1 < steps:
             fetch_pixels(x, at, ahead, starts, seen, mine, geometry)
             fetch_weights(weight, at, ahead, taps, mine, geometry)

@@ -14,7 +14,7 @@
     swiglu_epilogues.py    SwiGLU and its backward
     symmetric_epilogue.py  results that are symmetric: half of the tiles, each stored twice
     fp8_epilogues.py       GELU and its derivative as E4M3, for the next product
-    row_sums.py            the sums of A's rows, beside the products
+    row_sums.py            the sums of A's rows, concurrently with the products
     group_schedule.py      the tiles of several products with the same K, shared among all blocks
     parts.py               tiles that are cut: who comes last adds up the parts
     launcher.py            tensor maps, the variant that fits, and the second pass of a split sum

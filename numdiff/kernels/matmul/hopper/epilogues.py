@@ -15,7 +15,7 @@ AN EPILOGUE runs on the consumers while the tensor cores are idle. The main loop
     symmetric       symmetric_epilogue.py
 
 FIRST ALL LOADS, then the arithmetic, last all stores: the compilers move no load past a store, and nothing would
-    overlap. What lies beyond the edges is computed from the last rows and columns that there are, and never written.
+    overlap. Results beyond the edges are computed from the last rows and columns that exist, and never written.
 
 SOURCE
     kernel.py; PTX ISA, section 9.7.9.27 (cp.async.bulk.tensor).

@@ -40,8 +40,8 @@ def fetch_tiles(count, again, tile, maps, barrier, x, y):
 
 @cuda.jit(device=True, forceinline=True)
 def return_tiles(count, again, eight, tile, maps, x, y):
-    """Store what has become of the tiles of `fetch_tiles` in `maps.c`; eight: they are bytes now, see fp8_epilogues.py;
-    again: the tile beside it goes to where the first came from."""
+    """Store the results in the tiles of `fetch_tiles` to `maps.c`; eight: they are bytes now, see fp8_epilogues.py;
+    again: the next tile goes to where the first came from."""
     if eight:
         for i in range(4):
             tma_store_2d(tile + uint32(i * WARP_BYTES), maps.c, uint32(x), uint32(y + 16 * i))

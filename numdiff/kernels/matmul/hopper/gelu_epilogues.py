@@ -4,7 +4,7 @@
     GELU'           accumulator · GELU'(u), in the tile of shared memory into which `exchange` has loaded u, and from
                     which it stores the results (exchange.py)
     GELU' and GELU  where GELU(u) is wanted, too, for the weight's gradient (fc2's dyᵀ·GELU(u)): one multiplication
-                    more, and a second tile, which is stored where u was. So nobody need keep it from the forward on
+                    more, and a second tile, which is stored where u was. So it is not kept from the forward on
 
 A tile of 128 × 256 takes GELU about 2,600 cycles, of them 2,048 for tanh, and GELU' about 4,300, of them 4,096 for an
 exponential and a reciprocal.
@@ -97,7 +97,7 @@ def epilogue_gelu_gradient(block, turn, acc, place, staging, work):
 
 @cuda.jit(device=True, forceinline=True)
 def epilogue_gelu_again_gradient(block, turn, acc, place, staging, work):
-    """As `epilogue_gelu_gradient`, and GELU(u) in the tile beside; the next turn."""
+    """As `epilogue_gelu_gradient`, and GELU(u) in the next tile; the next turn."""
     first_row, first_column, thread_row, lane = place
     tiles = staging.tiles
     if int32(first_column + 64 * block) < work.N and first_row < work.M:

@@ -2,7 +2,7 @@
 
 MATHEMATICS
     C = alpha · A·B + bias + residual, or what an epilogue makes of A·B: GELU, SwiGLU, their derivatives, a gate, a
-    layer's scale; beside it the sums of A's rows
+    layer's scale; and the sums of A's rows
 SHAPES
     A (M, K), B (K, N)    float16 or bfloat16, each with its neighbours in memory along k, or along m or n
     bias (N,)             float32
@@ -10,11 +10,11 @@ SHAPES
 WHAT IS NEW, AND WHY IT PAYS
     wgmma: four warps issue one instruction that multiplies 64 × 16 by 16 × up to 256, both straight from shared memory.
         Rung 5 spends an instruction on every 16 × 8 × 16 and loads its operands into registers first.
-    TMA: one thread asks the tensor memory accelerator for a whole tile. No thread computes an address, no register
-        holds data on its way, and what lies outside a matrix arrives as zeros.
-    Warp specialisation: warpgroup 0 only asks for tiles, warpgroups 1 and 2 only multiply. Between them are STAGES
+    TMA: one thread requests a whole tile from the tensor memory accelerator. No thread computes an address, no register
+        holds data in flight, and elements outside a matrix arrive as zeros.
+    Warp specialisation: warpgroup 0 only loads tiles, warpgroups 1 and 2 only multiply. Between them are STAGES
         pairs of tiles in shared memory, with two mbarriers for each: `full`, on which TMA counts bytes, and `empty`,
-        at which whoever reads it arrives afterwards: the two consumers, and the warps that add up rows.
+        at which its readers arrive afterwards: the two consumers, and the warps that add up rows.
     Persistence: there are as many blocks as multiprocessors, and each takes every gridDim-th tile of C. While the
         consumers write one tile, the producer already fetches the first stages of the next.
 A BLOCK'S TILE is 128 × BN, one half of the rows for each consumer, which holds them as BN / 2 float32 a thread.
@@ -22,8 +22,8 @@ A BLOCK'S TILE is 128 × BN, one half of the rows for each consumer, which holds
     wider the tile, the fewer bytes from the L2 cache, which is what limits this kernel; the narrower, the better a
     small product fills the GPU. ../choice.py chooses.
 WHO DOES WHAT  (384 threads: three warpgroups)
-    thread 0 asks for tiles of A and B       `produce`: every transpose, pairs of blocks, batches
-    warps 1, 2 run beside the products       `sum_rows`, of A: a bias's gradient; or `exchange`, by a thread of each:
+    thread 0 loads tiles of A and B          `produce`: every transpose, pairs of blocks, batches
+    warps 1, 2 overlap the products          `sum_rows`, of A: a bias's gradient; or `exchange`, by a thread of each:
                                              tiles that an epilogue needs, such as u for GELU', and its results
     warpgroups 1, 2 multiply, and write      `consume`: `main_loop`, then an epilogue
 WHAT ONE TEXT SERVES, each explained where it is done
@@ -35,7 +35,7 @@ WHAT ONE TEXT SERVES, each explained where it is done
     operands of 8 bits                       ../hopper_fp8.py
 LAUNCH
     grid min(units, multiprocessors); 384 threads; STAGES · (128 + BN) · 128 + 32768 bytes of dynamic shared memory, or
-    65536 beside TWO_TILES_STAGES stages. The kernel is compiled for 168 registers a thread; the producer gives back all
+    65536 with TWO_TILES_STAGES stages. The kernel is compiled for 168 registers a thread; the producer gives back all
     but 40, the consumers take 232 (56 and 224 where the kernel can make row sums).
 NEEDS
     sm_90a; all contiguous extents multiples of 8, because TMA needs rows that are multiples of 16 bytes; otherwise M, N

@@ -103,7 +103,7 @@ def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, al
             above. Without keeps_u c may be anything
         swiglu_gradient: for A·B without bias and residual; c becomes SwiGLU's dx (M, 2 · N) at x = other, like c, with
             A·B as dy
-    batch: so many products, where `takes_batch`; a, b, c hold the matrices one below the other; M, N, K are of one
+    batch: the number of products, if `takes_batch`; a, b, c hold the matrices one below the other; M, N, K are of one
     paired: by pairs of blocks, where there is such a kernel; batch is 1 and C not symmetric
     symmetric: where `takes_batch`, also for one product; M == N; one half of each is computed, `diagonal` is added to
         the numbers on its diagonal

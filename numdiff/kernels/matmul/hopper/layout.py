@@ -3,7 +3,7 @@
 SHARED MEMORY of a block, in this order:
     STAGE_COUNT stages    a tile of A, 128 × 64, and one of B, 64 × BN, both as rows of 128 bytes (producer.py)
     tiles of 64 × 64      two for each consumer's epilogue, or two pairs (staging.py)
-A DESCRIPTOR tells wgmma where a matrix begins, and how far it is from eight rows to the next eight, and from one box of
+A DESCRIPTOR gives wgmma the start of a matrix, and the distances from eight rows to the next eight, and from one box of
     64 columns to the next.
 THE ORDER OF TILES (CUTLASS: rasterisation): GROUP rows of them sweep over the columns of C together.
 
@@ -26,7 +26,7 @@ BOX = 64  # side of a box of an operand that is contiguous along m or n, and of 
 BOX_BYTES = BOX * BOX * 2
 WARP_BYTES = BOX_BYTES // 4  # of a tile, the rows of one warp
 A_BYTES = BM * BK * 2  # of A in a stage
-STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB beside the tiles of the epilogue
+STAGES = {256: 4, 192: 4, 128: 6, 64: 8}  # by BN: what fits into 227 KiB with the tiles of the epilogue
 # … and where a consumer has four of these instead of two: u1 and u2 of two blocks, which become du1 and du2; or u,
 # which becomes du, and GELU(u)
 TWO_TILES_STAGES = {256: 3, 192: 4, 128: 5, 64: 6}
@@ -60,7 +60,7 @@ EIGHT = Constant()  # … and what GELU, or its derivative, makes of the result 
 PAIRED = Constant()  # two blocks of a cluster share their tiles of B: PAIRS in producer.py
 BATCHED = Constant()  # more than one product: BATCHES in producer.py
 SYMMETRIC = Constant()  # … and their results are symmetric, so that one half of each is multiplied
-STACKED = Constant()  # B, or C where A lies along m, are several matrices at equal distances: ../stack.py
+STACKED = Constant()  # B, or C where A is contiguous along m, are several matrices at equal distances: ../stack.py
 GROUPED = Constant()  # several products with the same K (a grouped GEMM): group_schedule.py
 GATE = Constant()  # the result is gated and added to another matrix
 GELU = Constant()  # GELU of the result is a second result
@@ -128,7 +128,7 @@ class Extent(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """What lies between one weight's, or gradient's, last element and the next one's first, and between biases."""
+    """The gap between one weight's, or gradient's, last element and the next one's first, and between biases."""
 
     gap: int
     bias_gap: int

@@ -2,8 +2,8 @@
 
 FOUR TRANSPOSES, NO COPY
     An operand whose neighbours in memory run along k (CUTLASS: K-major) is fetched as rows of 64 k, 128 bytes each. One
-    whose neighbours run along m or n (MN-major) is fetched as boxes of 64 k × 64 m, a row for each k, one box beside
-    the other; the instruction says so, and wgmma reads it transposed. Either way rows of 128 bytes with a swizzle of
+    whose neighbours run along m or n (MN-major) is fetched as boxes of 64 k × 64 m, a row for each k, one box next to
+    the other. The instruction says so, and wgmma reads it transposed. Either way rows of 128 bytes with a swizzle of
     128 bytes.
 
         y  = x·Wᵀ   both along k             dx = dy·W    B along n              dW = dyᵀ·x   A along m, B along n

@@ -1,4 +1,4 @@
-"""Sums of A's rows while its tiles lie in shared memory: a bias's gradient, by two warps beside the products.
+"""Sums of A's rows from its tiles in shared memory: a bias's gradient, by two warps during the products.
 
 A bias's gradient is the sum of dy over its rows, and dW = dyᵀ·x has dy in shared memory already. If these sums are
 asked for, warps 1 and 2 of the producer's warpgroup, which have nothing else to do, add up 64 rows of A each. Adding up

@@ -5,7 +5,7 @@ words of two float16. They are made in registers and stored in a tile of shared 
 memory. Each consumer has two such tiles, or two pairs, so that it fills one while TMA reads the other; `turn` counts
 them.
 
-Chunk j, of 16 bytes, of row r of a tile lies at j ^ (r % 8), the swizzle of 128 bytes that TMA expects: a warp's words
+Chunk j, of 16 bytes, of row r of a tile is at j ^ (r % 8), the swizzle of 128 bytes that TMA expects: a warp's words
 fall into 32 different banks.
 
 A tile's bias goes through shared memory, too: each thread loads two numbers of it before the main loop, so that they

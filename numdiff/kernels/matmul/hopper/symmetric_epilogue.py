@@ -82,9 +82,9 @@ def epilogue_symmetric(block, acc, place, staging, maps, residual, work, epilogu
                 if epilogue.has_residual:
                     r0, r1 = unpack_half2(words[2 * j + half])
                     v0, v1 = v0 + r0, v1 + r1
-                beside = int32(thread_row + 8 * half - 8 * j - lane % 4 * 2)  # of the diagonal's column in this row
-                v0 += diagonal if beside == 0 else float32(0)
-                v1 += diagonal if beside == 1 else float32(0)
+                offset = int32(thread_row + 8 * half - 8 * j - lane % 4 * 2)  # of the diagonal's column in this row
+                v0 += diagonal if offset == 0 else float32(0)
+                v1 += diagonal if offset == 1 else float32(0)
                 words[2 * j + half] = pack_half2(v0, v1)
                 mirrored[2 * j + half] = transposed_word(v0, v1, lane)
         if elected:

@@ -1,7 +1,7 @@
 """Which tiles of Hopper's matmul a block takes, one after the other, and how a long sum is cut into slices.
 
 A UNIT is the number of a work tile: of a tile of C, or, where sums are long, of one slice of a tile's sum. There are as
-    many blocks as multiprocessors, and each takes every gridDim-th unit. Producer, consumers and the warps beside them
+    many blocks as multiprocessors, and each takes every gridDim-th unit. Producer, consumers and the epilogue warps
     walk over the same units, each by itself:
 
         while is_work(unit, …):  tile = tile_at(unit, …);  …;  unit = next_unit(unit, tile, …)

@@ -9,7 +9,7 @@
 Each is a complete kernel for the simplest case: whole tiles, one layout, and an epilogue that only rounds to float16.
 What a level writes out may be a word of device/ from the next one on: level 1 a step's products, from the descriptors
 to the commit (`multiply`, device/wgmma.py), level 3 the ring of stages with its barriers (device/pipeline.py). So two
-files beside each other show one change: diff persistent.py tma_store.py.
+files side by side show one change: diff persistent.py tma_store.py.
 The models run ../hopper/, which handles every shape and layout; here its ideas come one at a time.
 
 VERSIONS

@@ -5,11 +5,11 @@ WHAT IS NEW
     a 16 × 256 tile of B; the tensor cores read both straight from shared memory. (../mma.py spends an instruction on
     every 16 × 8 × 16, and others to load its operands into registers.) The 64 × 256 results are 128 float32
     accumulators in each thread.
-HOW A TILE LIES
+LAYOUT OF A TILE
     64 float16 along k are a row of 128 bytes, eight chunks of 16. Chunk j of row r is stored at j ^ (r % 8), the
-    128-byte swizzle: the same chunk of eight neighbouring rows then covers all 32 banks. A 64-bit descriptor tells
-    wgmma where the tile is: its address / 16; the distance from eight rows to the next eight, 1024 bytes; the swizzle.
-    The next 16 of k are 32 bytes further on.
+    128-byte swizzle: the same chunk of eight neighbouring rows then covers all 32 banks. A 64-bit descriptor gives
+    wgmma the tile's location: its address / 16; the distance from eight rows to the next eight, 1024 bytes; the
+    swizzle. The next 16 of k are 32 bytes further on.
 A STEP OF 64 ALONG k
     1. the threads load both tiles, 16 bytes at a time, and store them swizzled;
     2. fence_proxy_async, because the tensor cores read shared memory through a path of their own; then a barrier;
@@ -91,7 +91,7 @@ def matmul_level_kernel_v1(a, b, c, N, K):
         wgmma(acc, da + K48, db + K48, 1)
         wgmma_commit()
         wgmma_wait_0()
-    wgmma_wait(acc)  # it also tells the compilers that the accumulators may be read from here on
+    wgmma_wait(acc)  # it also orders later reads of the accumulators for the compilers
 
     # accumulators 4j … 4j + 3: columns 8j + 2 · (lane % 4) and the next, in a row and in the one 8 below
     row, column = m + t // 32 * 16 + t % 32 // 4, n + t % 4 * 2

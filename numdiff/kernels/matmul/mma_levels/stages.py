@@ -5,7 +5,7 @@ WHAT IS NEW
     thread's copies of one step are a group. Shared memory has STAGES pairs of tiles: two groups are in flight while a
     third pair is multiplied (../../../device/async_copy.py).
     One barrier a step instead of two: it says that the copies of all threads have arrived, and that the stage which is
-    refilled next is read by nobody any more.
+    refilled next is no longer read.
 WHY IT PAYS
     the latency of memory is hidden by the products of two steps.
 WHAT REMAINS

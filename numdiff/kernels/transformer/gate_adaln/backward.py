@@ -285,7 +285,7 @@ def write_sums(out, start, floats, place, totals, first, c, C, warps):
 @cuda.jit(device=True, forceinline=True)
 def bring_sums(floats, place, totals, first, c, C):
     """Each warp's sums to its row in shared memory."""
-    cuda.syncthreads()  # nobody reads what lies there any more
+    cuda.syncthreads()  # the previous contents are no longer read
     for s in range(SWEEPS):
         if c + s * SWEEP < C:
             bring(floats, place + s * SWEEP, totals, first + 8 * s)
@@ -378,7 +378,7 @@ def choose_plan(B, T, C, itemsize, is_gated, limit=HOPPER_SHARED, multiprocessor
                 sweeps=None, shifted=True):
     """(warps, chunks of an image's tokens, tokens a chunk, bytes before the ring, shared bytes), or None.
 
-    As many warps as there is shared memory for; as many chunks (if not told) as end soonest, counting turns of a warp.
+    As many warps as there is shared memory for; as many chunks (if not given) as end soonest, counting turns of a warp.
     sweeps: of the kernel (default: what C channels take); shifted: whether it has a shift
     """
     vectors, arrays = (2, 4) if is_gated else (1, 3)

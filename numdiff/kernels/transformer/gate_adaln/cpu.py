@@ -23,7 +23,7 @@ from ....dtypes import in_single
 from ...dot import dot, total
 from .reference import gate_adaln_backward_reference, gate_adaln_forward_reference
 
-WORTH = 4  # a number takes so many times less time than what is otherwise worth sharing
+WORTH = 4  # an element is 4 times cheaper than the threshold for threads assumes
 ONE = np.float32(1)
 
 
@@ -101,7 +101,7 @@ def _factors(scale, weight):
 
 
 def _given(array, count, axes):
-    """Contiguous; of what there is not, nothing of so many axes for each of `count` images."""
+    """Contiguous; for None an empty array of `axes` axes for each of `count` images."""
     return np.empty((count,) + (0,) * axes, np.float32) if array is None else np.ascontiguousarray(array)
 
 

@@ -176,7 +176,7 @@ def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=Non
         return dx, dh, dgate, dshift, dscale
     given = shift, scale, gate if is_gated else None
     vectors = [v if v is None else as_columns(v) for v in given]
-    agreed = min({v.sums.blocks for v in vectors if v is not None} - {None}, default=None)  # of those beside these
+    agreed = min({v.sums.blocks for v in vectors if v is not None} - {None}, default=None)  # of other columns
     warps, chunks, chunk, before, nbytes = choose_plan(B, T, C, z.dtype.itemsize, is_gated, shared_limit(z),
                                                        multiprocessors_of(z), agreed, key[0], which.shifted)
     places, gradients = zip(*((None, None) if v is None else v.sums.place(v, chunks) for v in vectors), strict=True)

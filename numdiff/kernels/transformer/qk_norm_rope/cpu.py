@@ -27,7 +27,7 @@ from ....device import on_host, over_batch
 from ...dot import dot
 from .reference import qk_norm_rope_backward_reference, qk_norm_rope_forward_reference
 
-WORTH = 3  # a number takes so many times less time than what is otherwise worth sharing
+WORTH = 3  # an element is 3 times cheaper than the threshold for threads assumes
 ONE = np.float32(1)
 
 
