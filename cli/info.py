@@ -67,7 +67,7 @@ def describe_gpus():
     """Each GPU's name, compute capability, memory, and the driver's CUDA version."""
     from cuda.bindings import driver, nvml
 
-    from numdiff.device.gpu import MINIMUM_CAPABILITY
+    from numdiff.device.capability import MINIMUM_CAPABILITY, VARIABLE, acting_capability, dotted
 
     fields = driver.CUdevice_attribute
     halves = (fields.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, fields.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
@@ -77,9 +77,11 @@ def describe_gpus():
         name = driver.cuDeviceGetName(128, device)[1].split(b"\0")[0].decode()
         capability = tuple(driver.cuDeviceGetAttribute(half, device)[1] for half in halves)
         memory = driver.cuDeviceTotalMem(device)[1]
-        verdict = "" if capability >= MINIMUM_CAPABILITY else ", too old: numdiff needs 7.5"
-        lines.append(f"{index}: {name}, compute capability {capability[0]}.{capability[1]}, {memory / 2**30:.0f} GiB"
-                     f"{verdict}")
+        verdict = ", too old: numdiff needs 7.5"
+        if capability >= MINIMUM_CAPABILITY:
+            acting = acting_capability(capability)
+            verdict = f", acts as {dotted(acting)} ({VARIABLE})" if acting != capability else ""
+        lines.append(f"{index}: {name}, compute capability {dotted(capability)}, {memory / 2**30:.0f} GiB{verdict}")
     number = driver.cuDriverGetVersion()[1]
     lines.append(f"driver {driver_version(nvml)}, for CUDA up to {number // 1000}.{number % 1000 // 10}")
     return f"\n{'':<13}".join(lines)

@@ -7,10 +7,11 @@ WHAT IS NEW, AND WHY IT PAYS
         transposes an operand that is contiguous along m or n. So no case of transposes needs a copy.
     cp.async in STAGES stages: tiles go from global to shared memory without passing through registers, some of them in
         flight while one is multiplied.
-    Large warp tiles: a warp of 64 × 64 loads 4 + 4 fragments of A and B for 32 mma, half of what one of 32 × 32 loads.
-        Shared memory moves 128 bytes a cycle, and this decides (docs/log/2026-11-mma.md).
+    Large warp tiles: a warp of 64 × 64 loads 4 + 4 fragments of A and B for 32 mma; warps of 32 × 32 load twice as many
+        for the same products. Shared memory moves 128 bytes a cycle, which limited smaller warp tiles.
     Fragments of the next 16 of k are loaded while those of the last 16 are multiplied: two sets of registers.
-    A persistent grid: a block goes from tile to tile, and its copies run ahead into the next tile during an epilogue.
+    A persistent grid: a block processes one tile after the other, and the copies for the next tile are in flight during
+        an epilogue.
 A BLOCK'S TILE is 128 × 256 (eight warps) or 128 × 128 (four; two blocks a multiprocessor), a warp's 64 × 64; 64 × 64
     with four warps of 32 × 32 where C is small. TILES says how far each steps along K, and how many stages: what fits
     into the 99 KiB of sm_86, sm_89 and sm_120.
@@ -26,7 +27,8 @@ NEEDS
 DETERMINISM
     one warp sums each output in the order of k; slices are added in their order.
 SOURCE
-    PTX ISA, sections 9.7.14.5 (mma, ldmatrix) and 9.7.9.25.3 (cp.async).
+    PTX ISA, sections 9.7.14.5 (mma, ldmatrix) and 9.7.9.25.3 (cp.async). What was predicted and measured:
+    docs/log/2026-11-mma.md
 READ NEXT
     mma_layout.py; hopper/, where TMA and instructions up to 128 times as large take over.
 """
@@ -373,8 +375,8 @@ def gemm_mma(a, b, arrays, work, epilogue):
     for s in range(STAGES - 1):
         fetch(a, b, int32(tiles + s * STAGE_BYTES), ahead, work, t)
         ahead = advance(ahead, work, t)
-    cp_async_wait(PENDING)  # this thread's copies of the first stage are there
-    cuda.syncthreads()  # so are everybody's
+    cp_async_wait(PENDING)  # this thread's copies of the first stage have arrived
+    cuda.syncthreads()  # and those of all threads
     unit = unit_of(number, work)
     while unit.k < unit.k_end:
         f = load_fragments(int32(tiles + stage), 0, warp_row, warp_column, lane)
@@ -383,7 +385,7 @@ def gemm_mma(a, b, arrays, work, epilogue):
             sums[i] = float32(0)
         k = unit.k
         while k < unit.k_end:
-            refilled = int32(stage - STAGE_BYTES if stage > 0 else LAST_STAGE)  # which no thread reads any more
+            refilled = int32(stage - STAGE_BYTES if stage > 0 else LAST_STAGE)  # its last reads precede the barrier
             g = load_fragments(int32(tiles + stage), 1, warp_row, warp_column, lane)
             fetch(a, b, int32(tiles + refilled), ahead, work, t)
             multiply(sums, f)

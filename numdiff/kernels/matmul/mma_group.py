@@ -4,12 +4,12 @@
     row_sums_p (M_p,) += A_p summed over K
 
 WHY IT PAYS
-    A DiT-B/2's layer has 18, 54, 72 and 72 tiles of 128 × 256 for 132 multiprocessors. One by one, each is cut into
+    A block of DiT-B/2 has 54, 18, 72 and 72 tiles of 128 × 256 for 132 multiprocessors. One by one, each is cut into
     slices that never fill whole rounds, and a second pass adds up all of its results. Together they have 216: 132 are
-    multiplied whole, and the steps along K of the other 84 are dealt out evenly, so that each has two or three parts.
+    multiplied whole, and the steps along K of the other 84 are distributed evenly, in two or three parts a tile.
 UNITS IN A TABLE
-    The units of a launch are numbers on the device, made by `schedule` once for the same sizes: a unit costs the kernel
-    two loads of 16 bytes, whatever the schedule. Block b takes units b, b + blocks, …, until one is empty.
+    `schedule` makes a table of the launch's units, once for the same sizes, which stays on the device. So a unit costs
+    the kernel two loads of 16 bytes, whatever the schedule. Block b takes units b, b + blocks, …, until one is empty.
 TILES THAT ARE CUT
     Each part is written as a whole tile of float32; `add_tiles_kernel` adds them up in the order of k.
 ROW SUMS
