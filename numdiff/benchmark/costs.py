@@ -24,9 +24,6 @@ CONVOLUTIONS = re.compile(r"(?:hopper|mma|tf32|implicit|narrow|narrow_half)_(for
 # on tensor cores
 PRODUCTS = re.compile(r"conv2d|linear|matmul|newton_schulz|(?:flash_)?attention|sla_|"
                       r"(?:hopper|mma|tf32)_(?:forward|input|weight)")
-# what comes in also goes out, so their cost functions count the bytes
-IN_PLACE = ("adamw_update", "ema_update", "muon_apply", "muon_momentum", "power_ema_update",
-            "qk_norm_rope_backward", "qk_norm_rope_forward")
 
 
 def arrays_in(value):
@@ -74,7 +71,7 @@ def cost_of(function, arguments, results):
         wanted = inspect.signature(cost).parameters
         if all(p in values or spec.default is not spec.empty for p, spec in wanted.items()):
             moved, flops = cost(**{p: values[p] for p in wanted if p in values})
-    if function.__name__ in IN_PLACE and moved is not None:
+    if moved is not None and getattr(getattr(function, "operation", None), "exact_bytes", False):
         return moved, flops
     return bytes_of(arguments, results), flops
 

@@ -43,7 +43,7 @@ TILED = {**FIRST_ONLY, "matmul": "tiled", "linear_group": "tiled", "conv2d": "im
          "column_sum": "tree", "sample_sum": "tree", "total_sum": "tree"}
 NORMS = ("adaln", "depthwise_layernorm", "gate_adaln", "groupnorm", "groupnorm_backward", "layernorm",
          "layernorm_backward", "qk_norm_rope", "rmsnorm")
-UNFUSED = {**dict.fromkeys(NORMS, 1), "adamw": "vectorised", "flash_attention": "unfused", "epilogue": "apart"}
+UNFUSED = {**dict.fromkeys(NORMS, 1), "adamw_update": "vectorised", "flash_attention": "unfused", "epilogue": "apart"}
 UNFLASHED = {"flash_attention": "unfused"}
 
 

@@ -104,11 +104,11 @@ class Operation:
     function: works on device arrays with a chosen `Version`; call: what the module exports, which chooses
     """
 
-    def __init__(self, function, reference, cost, versions, problems, writes, chooses, check=None):
-        self.name = function.__name__.removesuffix("_forward").removesuffix("_update")
+    def __init__(self, function, reference, cost, versions, problems, writes, chooses, check=None, exact_bytes=False):
+        self.name = function.__name__.removesuffix("_forward")
         self.family = self.name.removesuffix("_backward")
         self.function, self.call, self.reference, self.cost = function, None, reference, cost
-        self.writes, self.chooses, self.check = tuple(writes), chooses, check
+        self.writes, self.chooses, self.check, self.exact_bytes = tuple(writes), chooses, check, exact_bytes
         self.checked = () if check is None else tuple(inspect.signature(check).parameters)
         self.versions, self._problems = tuple(versions), problems
         parameters = inspect.signature(function).parameters
@@ -160,13 +160,12 @@ class Operation:
         """[Version] that take these arguments, in the ladder's order. array: the device's first; values: by name."""
         return [version for version in self.versions if version.lacks(array, values) is None]
 
-    def choose(self, wanted, array, values):
-        """The version for a call: the wanted one, or the last that fits and is within the ceiling of `at_most`.
+    def choose(self, version, array, values):
+        """The version for a call: this one, or where it is None the last that fits and that `at_most` allows.
 
-        A `ValueError` names what the wanted version lacks, or what each version lacks where none fits.
+        A `ValueError` names what that version lacks, or what each version lacks where none fits.
         """
-        if wanted is not None:
-            version = self.version(wanted, array)
+        if version is not None:
             lack = version.lacks(array, values)
             if lack is None:
                 return version
@@ -180,10 +179,12 @@ class Operation:
         lacks = "; ".join(f"version {version} {version.lacks(array, values)}" for version in self.versions)
         raise ValueError(f"no version of {self.name} takes these arguments: {lacks}")
 
-    def check_call(self, args, kwargs):
-        """Call `check` with the arguments that it takes."""
+    def start(self, args, kwargs):
+        """({parameter: value} of a call, which `check` has seen; the first array on a device, or None)."""
         values = self.values(args, kwargs)
-        self.check(*(values[name] for name in self.checked))
+        if self.check is not None:
+            self.check(*(values[name] for name in self.checked))
+        return values, first_on_device(values.values())
 
     def values(self, args, kwargs):
         """{parameter: value} of a call, with defaults; a `TypeError` as Python raises it."""
@@ -196,7 +197,8 @@ class Operation:
         return values
 
 
-def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(), chooses=False, check=None):
+def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(), chooses=False, check=None,
+              exact_bytes=False):
     """Decorator: declare an operation, whose function works on device arrays.
 
     reference: the function for NumPy arrays, with the operation's parameters but `version`: the specification. None:
@@ -208,34 +210,28 @@ def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(),
     chooses: the function chooses its version, within the ceilings of `at_most` (versions.capped)
     check: a function of some of the arguments, by name, called before the reference and before every version. It raises
         a `ValueError` where the arguments do not go together
+    exact_bytes: the benchmark takes the bytes of `cost`, since arrays are read and written; otherwise it counts each
+        array of a call once
 
     The function gains the attribute `operation`, an `Operation`.
     """
     def declare(function):
-        record = Operation(function, reference, cost, versions, problems, writes, chooses, check)
+        record = Operation(function, reference, cost, versions, problems, writes, chooses, check, exact_bytes)
 
         @functools.wraps(function)
         def call(*args, version=None, **kwargs):
-            if check is not None:
-                record.check_call(args, kwargs)
-            array = first_on_device(args)
-            if array is None:
-                array = first_on_device(kwargs.values())
+            values, array = record.start(args, kwargs)
+            wanted = None if version is None else record.version(version, array)
             if array is None and reference is not None:
-                return reference(*args, **kwargs)
+                return reference(**values)
             if chooses:
-                return function(*args, **kwargs, version=None if version is None else record.version(
-                    version, array).number)
-            values = record.values(args, kwargs)
-            return function(**values, version=record.choose(version, array, values))
+                return function(**values, version=wanted and wanted.number)
+            return function(**values, version=record.choose(wanted, array, values))
 
         @functools.wraps(function)
         def call_without_version(*args, **kwargs):
-            if check is not None:
-                record.check_call(args, kwargs)
-            if reference is not None and first_on_device((*args, *kwargs.values())) is None:
-                return reference(*args, **kwargs)
-            return function(*args, **kwargs)
+            values, array = record.start(args, kwargs)
+            return function(**values) if array is not None or reference is None else reference(**values)
 
         record.call = call if record.versions else call_without_version
         record.call.operation = record

@@ -87,7 +87,7 @@ def operation_of(name):
     """The key in `NAMES` of a function, or of an operation of `numdiff kernels check`; None if it has one version."""
     if name == "cast_into":
         return "cast"
-    short = name.removesuffix("_forward").removesuffix("_update")
+    short = name.removesuffix("_forward")
     return next((n for n in (short, short.removesuffix("_backward")) if n in NAMES), None)
 
 

@@ -23,11 +23,11 @@ from ..kernels.optimizer.muon import Stack, alike, muon_update
 from ..kernels.optimizer.newton_schulz import newton_schulz_cost
 from ..kernels.optimizer.power_ema import exponents_of, power_ema_update
 from ..kernels.optimizer.step_state import (
+    count_update,
     latch_nonfinite,
     latch_skips,
     learning_rate_forward,
     step_advance,
-    updates_advance,
 )
 from ..kernels.optimizer.zero_ranges import pieces
 from ..settings import COMMON, check_value, complete, takes
@@ -142,7 +142,7 @@ class AdamW:
         s = self.settings
         learning_rate_forward(self.step, self.rate, s.learning_rate, s.warmup_steps, s.total_steps, s.cosine)
         self._update_weights()
-        updates_advance(self.updates, self.gradient_norm)
+        count_update(self.updates, self.gradient_norm)
         if self.power_ema is not None:
             power_ema_update(self.power_ema, self._own(weights.data), self.updates, self.gradient_norm, self.exponents)
         if self.partition:

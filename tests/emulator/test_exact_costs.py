@@ -49,7 +49,7 @@ def predicted(u):
 NOT_YET = {  # to be counted, too
     "muon_apply_cost", "muon_momentum_cost", "newton_schulz_cost", "qk_norm_rope_backward_cost"}
 NOT_COUNTED = {"elementwise_cost", "levels_forward_cost", "loss_scale_update_cost", "latch_skips_cost",
-               "updates_advance_cost", "linear_group_forward_cost", "linear_group_backward_cost",
+               "count_update_cost", "linear_group_forward_cost", "linear_group_backward_cost",
                "matmul_first_forward_cost", "matmul_level_forward_cost", "conv2d_level_forward_cost",
                *NOT_YET}
 TABLES = 4 * B + 2 * 4 * B  # bytes of B timesteps and what they name in two tables
@@ -241,7 +241,7 @@ EXACT = [
     *case(lambda u, v: step_state.latch_skips(number(u, -1, np.int32), number(u, 0, np.int32, 3), u(1),
                                               number(u, 3, np.uint32), 5),
           (step_state.latch_skips_cost,), -8, versions=[None]),
-    *case(lambda u, v: step_state.updates_advance(number(u, 3, np.uint32), u(1)), (step_state.updates_advance_cost,),
+    *case(lambda u, v: step_state.count_update(number(u, 3, np.uint32), u(1)), (step_state.count_update_cost,),
           versions=[None]),
 ]
 

@@ -328,7 +328,7 @@ def _measured(**more):
                    clip_norm=1.0, measured=True, **more)
 
 
-@operation(reference=adamw_update_reference, cost=adamw_update_cost, check=_check,
+@operation(reference=adamw_update_reference, cost=adamw_update_cost, exact_bytes=True, check=_check,
            versions=[Version("naive", adamw_update_kernel_v1, width=1, fits=_lacks_whole),
                      Version("vectorised", adamw_update_kernel_v2, width=4, fits=lambda weight, ranges: (
                          _lacks_whole(ranges) or lacks_multiple(4, weight.size))),

@@ -91,7 +91,7 @@ STATE = {"step": integers([3], np.uint32), "gradient_norm": numbers([4.0])}
 FLAT = single(20_494_272)  # the UNet's parameters, for the benchmark
 
 
-@operation(reference=ema_update_reference, cost=ema_update_cost, check=_check,
+@operation(reference=ema_update_reference, cost=ema_update_cost, exact_bytes=True, check=_check,
            versions=naive_and_vectorised(ema_update_kernel_v1, ema_update_kernel_v2,
                                          lambda ema: lacks_multiple(4, ema.size)),
            problems=[Problem(ema=single(24), weight=single(24), **STATE, decay=0.99),

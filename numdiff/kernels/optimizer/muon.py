@@ -381,7 +381,7 @@ MANY = single(12 * 4 * 768 * 768)  # of a DiT-B: the weights of fc1, and those o
 STACK = Stack(integers(np.arange(12) * (4 * 768 * 768), np.int64), 4 * 768, 768)
 
 
-@operation(reference=muon_momentum_reference, cost=muon_momentum_cost, check=_check_momentum,
+@operation(reference=muon_momentum_reference, cost=muon_momentum_cost, exact_bytes=True, check=_check_momentum,
            versions=naive_and_vectorised((muon_momentum_kernel_v1, muon_normalise_kernel_v1),
                                          (muon_momentum_kernel_v2, muon_normalise_kernel_v2), _lacks_fours),
            problems=[*_problems(lambda label, stack, n: Problem(
@@ -408,7 +408,7 @@ def muon_momentum(gradient, m, stack, gradient_norm, momentum, clip_norm=0.0, un
     return x
 
 
-@operation(reference=muon_apply_reference, cost=muon_apply_cost, check=_check_apply,
+@operation(reference=muon_apply_reference, cost=muon_apply_cost, exact_bytes=True, check=_check_apply,
            versions=naive_and_vectorised(muon_apply_kernel_v1, muon_apply_kernel_v2, _lacks_fours),
            problems=[*_problems(lambda label, stack, n: Problem(
                label, weight=single(n), x=single(2, stack.rows, stack.columns), stack=stack,

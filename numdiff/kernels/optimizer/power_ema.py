@@ -144,7 +144,7 @@ SMALL = {"updates": integers([3], np.uint32), "gradient_norm": numbers([4.0]),
 PARAMETERS = 20_494_272  # of the UNet, for the benchmark
 
 
-@operation(reference=power_ema_update_reference, cost=power_ema_update_cost, check=_check,
+@operation(reference=power_ema_update_reference, cost=power_ema_update_cost, exact_bytes=True, check=_check,
            versions=naive_and_vectorised(power_ema_update_kernel_v1, power_ema_update_kernel_v2,
                                          lambda weight: lacks_multiple(4, weight.size)),
            problems=[Problem(ema=single(2, 24), weight=single(24), **SMALL),

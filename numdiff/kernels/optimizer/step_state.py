@@ -76,7 +76,7 @@ def step_advance_reference(step):
     step += uint32(1)
 
 
-def updates_advance_reference(updates, gradient_norm):
+def count_update_reference(updates, gradient_norm):
     if math.isfinite(gradient_norm[0]):
         updates += uint32(1)
 
@@ -162,7 +162,7 @@ def latch_skips_cost():
     return 16, 0
 
 
-def updates_advance_cost():
+def count_update_cost():
     return 12, 0
 
 
@@ -211,9 +211,9 @@ def latch_skips(first_bad_step, counts, gradient_norm, step, patience):
     launch(latch_skips_kernel_v1, 1, 1, first_bad_step, counts, gradient_norm, step, int(patience))
 
 
-@operation(reference=updates_advance_reference, cost=updates_advance_cost,
+@operation(reference=count_update_reference, cost=count_update_cost,
            problems=[Problem(updates=STEP, gradient_norm=NORM)], writes=("updates",))
-def updates_advance(updates, gradient_norm):
+def count_update(updates, gradient_norm):
     """updates += 1, in place, if the norm is finite."""
     launch(count_update_kernel_v1, 1, 1, updates, gradient_norm)
 

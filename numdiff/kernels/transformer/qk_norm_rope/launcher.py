@@ -147,7 +147,7 @@ MEASURED = {"heads": 12, "q_weight": HEAD, "k_weight": HEAD, "rotation": single(
             "measured": True}
 
 
-@operation(reference=forward_on_cpu, cost=qk_norm_rope_forward_cost, check=_check,
+@operation(reference=forward_on_cpu, cost=qk_norm_rope_forward_cost, exact_bytes=True, check=_check,
            versions=[Version("naive", qk_norm_rope_forward_kernel_v1),
                      Version("fused", FORWARD, fits=_lacks_eights, requires="8.0")],
            problems=[*_problems(backward=False), Problem(qkv=QKV, note="training", **MEASURED),
@@ -174,7 +174,7 @@ def qk_norm_rope_forward(qkv, heads, q_weight=None, k_weight=None, rotation=None
     return y, kept if norms and keeps else None
 
 
-@operation(reference=backward_on_cpu, cost=qk_norm_rope_backward_cost, check=_check_backward,
+@operation(reference=backward_on_cpu, cost=qk_norm_rope_backward_cost, exact_bytes=True, check=_check_backward,
            versions=[Version("naive", qk_norm_rope_backward_kernel_v1),
                      Version("fused", BACKWARD, fits=_lacks_eights, of=("dy", "heads"), requires="8.0")],
            problems=[*_problems(backward=True),
