@@ -29,10 +29,21 @@ class Tensor:
         self.data, self.statistics, self.owned = data, statistics, False
         self.slot = Slot() if requires_grad else None
 
-    shape = property(lambda self: self.data.shape)
-    dtype = property(lambda self: self.data.dtype)
-    requires_grad = property(lambda self: self.slot is not None)
-    grad = property(lambda self: self.slot.gradient if self.slot else None)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.data.dtype
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.slot is not None
+
+    @property
+    def grad(self) -> AnyArray | None:
+        return self.slot.gradient if self.slot else None
 
     def numpy(self) -> np.ndarray:
         """The values as a NumPy array (waits for the device)."""
