@@ -1,4 +1,4 @@
-"""Runs any kernel of this project without a GPU, thread by thread, and tells what is wrong with it.
+"""Runs any kernel of this project without a GPU, thread by thread, and reports its faults.
 
     from numdiff import emulator
 

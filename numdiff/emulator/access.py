@@ -237,7 +237,7 @@ class Access(Races):
                     writer = written(at)
                     if writer is None:
                         if unwritten and not valid[at]:
-                            self._nobody_has_written(memory, at, site)
+                            self._uninitialised(memory, at, site)
                             break
                     elif writer[0] is not stamp and (writer[2] is token or met) and not self._ordered(writer[0]):
                         self._race(memory, at, writer[0], writer[1], site, "reads", "written", writer[3])
@@ -257,7 +257,7 @@ class Access(Races):
         elif unwritten:
             at = next((at for at in range(offset, offset + size, step) if not valid[at]), None)
             if at is not None:
-                self._nobody_has_written(memory, at, site)
+                self._uninitialised(memory, at, site)
         if memory.busy:
             machine.asynchronous.touched(memory, offset, size, site, False)
         if machine.recorder is not None:
@@ -286,8 +286,8 @@ class Access(Races):
         """A byte of a memory in words."""
         return self.machine.element_name(memory, offset) or f"{memory.space} address {memory.address + offset:#x}"
 
-    def _nobody_has_written(self, memory, offset, site):
-        self.machine.report("uninitialised", f"reads {memory.space} memory that nobody has written: "
+    def _uninitialised(self, memory, offset, site):
+        self.machine.report("uninitialised", f"reads {memory.space} memory that was never written: "
                                              f"{self.say(memory, offset)}", site)
 
     def outside(self, a, index=None):
@@ -306,7 +306,7 @@ class Access(Races):
     def _unwritten(self, a, index, site):
         index = index if isinstance(index, tuple) else (index,)
         where = ", ".join(str(int(i)) for i in index)
-        self.machine.report("uninitialised", f"reads {a.memory.space} {a.name or 'array'}[{where}], which nobody has "
+        self.machine.report("uninitialised", f"reads {a.memory.space} {a.name or 'array'}[{where}], which was never "
                                              "written", site)
 
 

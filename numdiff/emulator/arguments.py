@@ -54,7 +54,7 @@ class Arguments:
             return getattr(type(value), "_make", tuple)([self.argument(v, n, back)
                                                          for v, n in zip(value, names, strict=True)])
         elif hasattr(value, "copy_to_host") or hasattr(value, "__cuda_array_interface__"):
-            raise Unsupported(f"argument {name} lies on a real GPU; give the emulator NumPy arrays or its own.")
+            raise Unsupported(f"argument {name} is on a real GPU; give the emulator NumPy arrays or its own.")
         else:
             return values.scalar(value)
         if not self.checked:
@@ -66,7 +66,7 @@ class Arguments:
 
     @staticmethod
     def _hinted(hint, array, back):
-        """What a kernel gets of `cuda.In(array)`: a copy; of `cuda.Out(array)`: memory that nobody has written."""
+        """What a kernel gets of `cuda.In(array)`: a copy; of `cuda.Out(array)`: uninitialised memory."""
         if not isinstance(array, np.ndarray) or hint == "InOut":
             return array
         if hint == "In":

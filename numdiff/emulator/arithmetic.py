@@ -7,7 +7,7 @@ operator on each pair of types against what Numba compiles. Where CUDA differs f
     x // 0, x % 0 of integers     0; so are both for the least int64 and -1
     a << n, a >> n                the lowest 32 bits of n count, unsigned; more than 63 shift everything out
     x % y, x // y of floats       NVVM's remainder |x| - ⌊|x| / |y|⌋ · |y|, whose product ptxas fuses with the sum:
-                                  not exact for large quotients, and NaN where y is infinite
+                                  not exact for large quotients, and NaN if y is infinite
     int64 < uint64                compared as float64; so is any signed integer with a uint64, and an integer of 64 bits
                                   with a float
 

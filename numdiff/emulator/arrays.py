@@ -99,7 +99,7 @@ class CheckedArray:
             self[index] = value
 
     def part(self, index, inside=True):
-        """The view that a partial index, or one with slices, names; an IndexError where it lies outside of the array,
+        """The view that a partial index, or one with slices, names; an IndexError if it is outside of the array,
         unless `inside` says that only the view's shape matters."""
         index = index if isinstance(index, tuple) else (index,)
         index = tuple(slice(0, 0, 1) if i is None else i for i in index)

@@ -6,8 +6,8 @@ for its group, a copy with an mbarrier when no thread can go on without it, a wg
 detected every time, not only when a GPU happens to be slow.
 
 It is not enough that an operation is complete: a thread must know it. A `Completion` lists the threads that waited for
-the end of an operation, and when; whoever comes after one of them (in the order of races.py) may use its bytes again,
-and nobody else. So the `Pending` of an operation that is complete stays, with its `done`, until its bytes are used
+the end of an operation, and when. Only threads that come after one of them (in the order of races.py) may use its bytes
+again. So the `Pending` of an operation that is complete stays, with its `done`, until its bytes are used
 again.
 
 THE PROXIES. TMA and the tensor cores reach shared memory by another path than loads and stores: they are sure to see

@@ -4,7 +4,7 @@ An address of the cluster's shared memory is one of a block's own shared memory,
 on; an address of the block's own, with zeros there, is one as well (PTX ISA, section 5.1.7, "Shared State Space").
 
 The blocks of a cluster run together (schedule.py). Their barrier joins what their threads have seen, so that races.py
-tells races between them. What a block does in the shared memory of another (loads, arrivals at an mbarrier, copies by
+finds races between them. What a block does in the shared memory of another (loads, arrivals at an mbarrier, copies by
 TMA) is noted in the other, whose end must come after all of it.
 """
 import numpy as np

@@ -1,4 +1,4 @@
-"""Which element of a matrix lies in which register of which lane, for the tensor-core instructions of a warp.
+"""The matrix element in each register of each lane, for the tensor-core instructions of a warp.
 
 Each function takes a lane (0 … 31) and gives that lane's registers in order; each register is a tuple of the (row,
 column) of its elements, the element in the low bits first. float16 comes two to a 32-bit register, float32 and tf32

@@ -16,7 +16,7 @@ EVERYTHING = 1 << 62  # a place behind the last byte of any memory
 class Copy:
     """One copy on its way: `count` bytes of `data` from `first`, then zeros, into `size` bytes of a shared memory.
 
-    source: the memory that `data` are the bytes of, None where nothing is checked
+    source: the memory that `data` are the bytes of, None if nothing is checked
     """
 
     __slots__ = ("memory", "offset", "size", "data", "first", "count", "source", "thread", "site")
@@ -188,7 +188,7 @@ def start_copy(machine, address, array, index, size, count, frame):
             machine.asynchronous.touched(memory, offset, size, site, True)
         if machine.access.races:
             machine.access.check_writes(memory, offset, size, site, 2)
-        memory.mark_written(offset, offset + size)  # whoever reads it too early is told of the copy, not of this
+        memory.mark_written(offset, offset + size)  # a read that is too early is reported for the copy, not for this
         if machine.recorder is not None:
             machine.recorder.access(memory, offset, size, site, True, array.itemsize)
         if "asynchronous" in machine.checks:

@@ -18,11 +18,11 @@ LONGEST = 12  # times the patience: how long loops may run that change nothing b
 
 class Loops:
     """The part of a `Scheduler` that lets loops wait, but not for ever: kernels call `turn` in each `while`, and
-    `Scheduler.run` asks the rest where nobody but threads in loops can go on."""
+    `Scheduler.run` calls the rest if only threads in loops can continue."""
 
     def __init__(self):
         self.spinning = []  # threads in loops, which let the others run
-        self._counts = self._state = None  # what tells, in `_spin`, whether anything still happens
+        self._counts = self._state = None  # shows in `_spin` whether anything still happens
         self._seen, self._rounds = None, 0  # likewise in `_loops_go_on`
 
     def turn(self, weight):
@@ -56,7 +56,7 @@ class Loops:
         return going
 
     def _spin(self):
-        """Nobody but threads in loops can run: let them, but not for ever."""
+        """Only threads in loops can run: let them, but not for ever."""
         now, counts = time.monotonic(), (self.progress, self.machine.stores)
         if counts != self._counts:
             self._counts, self._begun = counts, now
@@ -94,7 +94,7 @@ class Loops:
 
 
 def contents(value, known):
-    """What tells whether a kernel's variable has changed: a checksum of an array's bytes, or the number that it is."""
+    """A value that changes with a kernel's variable: a checksum of an array's bytes, or the number that it is."""
     if value.__class__ in (Record, PlainRecord):
         value = value._array if value.__class__ is Record else np.asarray(value._data)
     if value.__class__ in (IntegerArray, RecordArray):

@@ -308,7 +308,7 @@ def wait(machine, address, parity):
 def try_wait(machine, address, parity):
     """`mbarrier.try_wait.parity` and `test_wait`: whether the phase of this parity is over.
 
-    A thread is told no only after all others have run.
+    A thread gets "no" only after all others have run.
     """
     barrier, parity = find(machine, address, "waits at"), int(parity)
     if barrier is None or _ready(machine, barrier, parity):

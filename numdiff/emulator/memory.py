@@ -6,7 +6,7 @@ kernel sees it through an array (arrays.py), and each access looks up and update
 import numpy as np
 
 GLOBAL, SHARED, LOCAL, CONSTANT = "global", "shared", "local", "constant"
-POISON = 0xFF  # every byte of memory that nobody has written: NaN as a float, -1 as an integer
+POISON = 0xFF  # every byte of memory that was never written: NaN as a float, -1 as an integer
 MANY_READS = 1 << 18  # of one memory that wait to be entered, a hundred bytes each
 NEIGHBOURS = 256  # bytes that look up asynchronous operations together
 _POISONED = bytes([POISON])
@@ -14,7 +14,7 @@ ROUND = 16  # sizes are rounded up to this, so that a memory can be seen as any 
 
 
 class Memory:
-    """A range of bytes. `address` is where it lies in its space; `valid[i]` says whether byte i was ever written."""
+    """A range of bytes. `address` is its address in its space; `valid[i]` says whether byte i was ever written."""
 
     __slots__ = ("space", "name", "bytes", "size", "address", "valid", "writer", "reader", "views", "busy", "barriers",
                  "layouts", "shadowed", "met", "released", "reads", "reads_of", "written_in", "mixed")

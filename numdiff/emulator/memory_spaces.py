@@ -160,7 +160,7 @@ class MemorySpaces:
 
 
 def types_given(frame):
-    """What tells apart the types of the arguments of the device function that a frame runs."""
+    """The types of the arguments of the device function that a frame runs."""
     code, found = frame.f_code, frame.f_locals
     return tuple(map(_type_of, map(found.get, code.co_varnames[:code.co_argcount + code.co_kwonlyargcount])))
 

@@ -1,4 +1,4 @@
-"""Pictures of what lies where: fragments of a warp, a swizzled tile, a TMA box, a wgmma's accumulators.
+"""Pictures of layouts: fragments of a warp, a swizzled tile, a TMA box, a wgmma's accumulators.
 
     from numdiff.emulator import pictures
     pictures.mma("m16n8k16", lane=5).save("fragments.svg")
@@ -89,7 +89,7 @@ def mma(shape="m16n8k16", lane=5):
     if all(place == 0 for _, _, place in owners(a).values()):
         notes = [notes[0], notes[-1]]
     if product is not None:
-        notes = [f"T{lane} is lane {lane} of the warp, and holds the number beside it.", notes[-1]]
+        notes = [f"T{lane} is lane {lane} of the warp, and holds the adjacent number.", notes[-1]]
     for k, note in enumerate(notes):
         picture.text(x, y + 22 * k, note, 14 if a_width > 500 else 12, "start")
     count = max(register for layout in (a, b, c) for _, register, _ in owners(layout).values()) + 1
@@ -206,7 +206,7 @@ def wgmma_accumulator(n=16, thread=37, place=accumulator_place):
 # A tile in shared memory ----------------------------------------------------------------------------------------------
 
 def numbered(shape, dtype=np.float16):
-    """An array whose 16-bit elements are the bit patterns 1, 2, 3 …: what lies where can then be seen."""
+    """An array whose 16-bit elements are the bit patterns 1, 2, 3 …: each element's place can then be seen."""
     count = int(np.prod(shape)) * np.dtype(dtype).itemsize // 2
     return (np.arange(1, count + 1) & 0xFFFF).astype(np.uint16).view(dtype).reshape(shape)
 
@@ -214,7 +214,7 @@ def numbered(shape, dtype=np.float16):
 def chunks_found(copy):
     """Where a TMA load has put the chunks of its box: an int array (rows, chunks a row) of byte offsets
     in the tile, -1 for chunks outside of the tensor. It is read off the bytes in shared memory, which must all be
-    different (see `numbered`), as long as nobody has written there since.
+    different (see `numbered`), if they have not been overwritten since.
     """
     tensor, memory = copy.tensor, copy.memory
     box = np.zeros(tensor.box[::-1], f"V{tensor.itemsize}")
@@ -222,26 +222,26 @@ def chunks_found(copy):
     if all(high > low for low, high in inside):
         box[tuple(slice(low, high) for low, high in reversed(inside))] = tensor.elements(copy.at, inside)
     wanted = box.reshape(-1).view(np.uint8).reshape(-1, tensor.row_bytes // CHUNK, CHUNK)
-    lies = {}
+    found_at = {}
     for offset in range(0, tensor.span, CHUNK):
         data = memory.bytes[copy.offset + offset:copy.offset + offset + CHUNK].tobytes()
         if any(data):
-            if data in lies:
+            if data in found_at:
                 raise ValueError("two chunks of the tile are equal: load an array made by pictures.numbered.")
-            lies[data] = offset
+            found_at[data] = offset
     places = np.full(wanted.shape[:2], -1)
     for at in np.ndindex(places.shape):
         data = wanted[at].tobytes()
         if any(data):
-            if data not in lies:
+            if data not in found_at:
                 raise ValueError(f"chunk {at[1]} of row {at[0]} of the box is nowhere in the tile: it has not arrived, "
                                  "or was overwritten since.")
-            places[at] = lies[data]
+            places[at] = found_at[data]
     return places
 
 
 def swizzled_tile(copy=None, rows=16, row_bytes=128, swizzle=128, address=0, chunk=2):
-    """A tile in shared memory: on the left as the program sees it, on the right as it lies there; colours are banks.
+    """A tile in shared memory: on the left as the program sees it, on the right as stored; colours are banks.
 
     copy: a load of `Tracer.copies`, whose bytes are looked at in shared memory; without one the tile is worked out from
     rows, row_bytes and swizzle (0, 32, 64, 128 bytes) at a shared address. At most `rows` rows are drawn.
@@ -266,7 +266,7 @@ def swizzled_tile(copy=None, rows=16, row_bytes=128, swizzle=128, address=0, chu
     picture.text(MARGIN, 28, f"A tile of {row_bytes}-byte rows, {named}", 18, "start", bold=True)
     picture.text(MARGIN, 52, f"{source}; cells are chunks of 16 bytes", 12, "start", colour=PALE)
     picture.text(left, top - 42, "as the program means it", 14, "start", bold=True)
-    picture.text(second, top - 42, "as it lies in shared memory", 14, "start", bold=True)
+    picture.text(second, top - 42, "as stored in shared memory", 14, "start", bold=True)
     for c in range(columns):
         picture.text(left + (c + 0.5) * wide, top - 12, f"chunk {c}", 11, colour=PALE)
     for k in range(LINE // CHUNK):
@@ -305,7 +305,7 @@ def swizzled_tile(copy=None, rows=16, row_bytes=128, swizzle=128, address=0, chu
         what = "no two on the same banks, one wavefront." if waves == 1 else (
             f"{waves} on the same banks, {waves} wavefronts.")
         picture.text(left, height - 84, which + what, 13, "start", bold=True, colour=INK if waves == 1 else FAULT)
-    picture.text(left, height - 52, "colour: the four banks in which a chunk lies", 12, "start")
+    picture.text(left, height - 52, "colour: the four banks of a chunk", 12, "start")
     for k in range(LINE // CHUNK):
         picture.rectangle(left + 92 * k, height - 36, 18, 14, COLOURS[k], GRID)
         picture.text(left + 24 + 92 * k, height - 29, f"{4 * k}–{4 * k + 3}", 12, "start")
@@ -315,7 +315,7 @@ def swizzled_tile(copy=None, rows=16, row_bytes=128, swizzle=128, address=0, chu
 # Boxes of TMA ---------------------------------------------------------------------------------------------------------
 
 def tma_box(copy, x_axis=None, y_axis=None):
-    """The box of a tensor copy over its image; what lies outside is hatched, and comes as zeros.
+    """The box of a tensor copy over its image; chunks outside are hatched, and are zeros.
 
     copy: of `Tracer.copies`, or several, drawn side by side. x_axis, y_axis: dimensions of the tensor, innermost 0; by
     default 0 and 1, or 1 and 2 where there are three or more (a row and a column of pixels, whose channels are 0).

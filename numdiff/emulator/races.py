@@ -61,7 +61,7 @@ class Races:
                 self.settle(memory)
 
     def settle(self, memory):
-        """Enter all reads in `reader`, which tells the readers of an offset, before a write there is checked."""
+        """Enter all reads in `reader`, which lists the readers of an offset, before a write there is checked."""
         reads, memory.reads = memory.reads, []
         if memory.met or memory.reads_of is self.machine.token:
             for read in reads:
@@ -152,7 +152,7 @@ class Races:
         if met or memory.mixed is token:
             check = any(map(memory.reader.get, places))
         else:
-            check = False  # nobody has read here since the barrier
+            check = False  # no thread has read here since the barrier
         if not check and (met or memory.written_in is token):
             for writer in map(writers.get, places):
                 if writer is not None and writer[0] is not stamp and (met or writer[2] is token):

@@ -108,7 +108,7 @@ class Reports:
                 return
 
     def stuck(self, scheduler):
-        """Nobody can go on: report who waits where, and for what."""
+        """No thread can continue: report which threads wait where, and for what."""
         waiting = [t for b in scheduler.blocks for t in b.threads if not t.done and t.wait is not None]
         groups = {}
         for thread in waiting:

@@ -67,7 +67,7 @@ SITES = Sites()  # of all machines: site numbers are compiled into the rewritten
 
 
 def source_tree(function):
-    """The syntax tree of a function's definition, line numbers as in its file; None where the source is not known."""
+    """The syntax tree of a function's definition, line numbers as in its file; None if the source is not known."""
     code = function.__code__
     if code.co_name == "<lambda>":
         return lambda_tree(function)
@@ -114,7 +114,7 @@ def _indent(line):
 
 
 def lambda_tree(function):
-    """A lambda as a definition; None where its source is not known, or where its line has several."""
+    """A lambda as a definition; None if its source is not known, or where its line has several."""
     code = function.__code__
     try:
         tree = ast.parse("".join(inspect.findsource(function)[0]))

@@ -1,4 +1,4 @@
-"""Tensor maps: where a tensor lies in global memory, which box of it TMA copies, and how the box lies in shared memory.
+"""Tensor maps: a tensor's place in global memory, the box of it that TMA copies, and the box's layout in shared memory.
 
 A tensor has one to five dimensions. All sizes run innermost first, as the coordinates of an instruction do.
 (CUDA driver API, `cuTensorMapEncodeTiled`; PTX ISA, section 5.5, "Tensors".)
@@ -11,7 +11,7 @@ such range of bytes, by address bits of shared memory (`swizzled`):
      64 bytes: bits 4-5 with bits 7-8                                                        512 bytes
      32 bytes: bit 4 with bit 7                                                              256 bytes
 
-so that a column of chunks, the same chunk of eight neighbouring rows, lies in eight different groups of four banks.
+so that a column of chunks, the same chunk of eight neighbouring rows, is in eight different groups of four banks.
 Rows shorter than the swizzle begin that many bytes apart; the bytes between them are left alone. (The last is not in
 the PTX ISA: it was observed on an H100, and `python -m tests.emulator.compare_hopper` checks it again.)
 
@@ -40,13 +40,13 @@ _MAGIC = 0x6E756D64  # the first four bytes of a descriptor that was made here
 
 
 def swizzled(address, swizzle):
-    """Where the byte of a tile that would lie at `address` of shared memory lies with this swizzle (0, 32, 64, 128)."""
+    """The shared address with this swizzle (0, 32, 64, 128) of a tile's byte whose plain address is `address`."""
     return address ^ (address >> 7 & SWIZZLES[swizzle]) << 4
 
 
 @functools.lru_cache(256)
 def tile_chunks(address, rows, row_bytes, swizzle):
-    """For each 16-byte chunk of a tile at a shared address (modulo 1024), the number of the chunk where it lies."""
+    """For each 16-byte chunk of a tile at a shared address (modulo 1024), the number of the chunk that holds it."""
     starts = address + max(row_bytes, swizzle) * np.arange(rows)[:, None]
     chunks = starts + CHUNK * np.arange(row_bytes // CHUNK)
     return ((swizzled(chunks, swizzle) - address) // CHUNK).reshape(-1)
@@ -55,7 +55,7 @@ def tile_chunks(address, rows, row_bytes, swizzle):
 class TensorMap:
     """A tensor in global memory and the box that is copied of it; refuses what `cuTensorMapEncodeTiled` refuses.
 
-    memory, offset: where it lies; itemsize: bytes of an element; dims, box: elements, innermost first
+    memory, offset: its place; itemsize: bytes of an element; dims, box: elements, innermost first
     strides: bytes from one element to the next in dimensions 1 …; swizzle: 0, 32, 64 or 128 bytes
     """
 
@@ -109,13 +109,13 @@ class TensorMap:
         return words.view(np.uint8)
 
     def chunks(self, address):
-        """The number of the 16-byte chunk in which each chunk of a tile at this shared address lies."""
+        """The number of the 16-byte chunk that holds each chunk of a tile at this shared address."""
         return tile_chunks(address % 1024, self.rows, self.row_bytes, self.swizzle)
 
     # boxes ------------------------------------------------------------------------------------------------------------
 
     def inside(self, at):
-        """The part of the box at coordinates `at` that lies in the tensor: [(first, last)] of box coordinates,
+        """The part of the box at coordinates `at` that is in the tensor: [(first, last)] of box coordinates,
         innermost first."""
         return [(max(0, -c), max(0, -c, min(n, d - c))) for c, n, d in zip(at, self.box, self.dims, strict=True)]
 
@@ -166,7 +166,7 @@ def map_of(memory, offset, shape, dtype, box, swizzle=128, dims=None, strides=No
     size = (made.dims[0] * made.itemsize + sum((n - 1) * s for n, s in zip(made.dims[1:], made.strides, strict=True)))
     whole = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if size > whole:
-        raise LaunchRefused(f"tensor map of {made.name}: its last element lies {size - whole} bytes behind the array.")
+        raise LaunchRefused(f"tensor map of {made.name}: its last element is {size - whole} bytes behind the array.")
     return made
 
 

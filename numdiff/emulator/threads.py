@@ -42,7 +42,7 @@ class Thread:
         self.state = {}  # what asynchronous instructions keep for each thread
 
     def tick(self, seen):
-        """Advance the clock: what comes now is after all in `seen`, and can be told from what came before."""
+        """Advance the clock: later events are after all in `seen`, and distinct from earlier ones."""
         self.seen = seen
         self.clock += 1
         self.stamp = (self, self.clock)

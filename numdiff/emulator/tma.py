@@ -60,7 +60,7 @@ def _tile(machine, address, tensor, what, block=None):
                                  "in the block's shared memory", machine.site_here())
         return None
     if address % ALIGNMENT:
-        machine.report("alignment", f"the {what}'s tile lies at the shared address {address:#x}, which is not a "
+        machine.report("alignment", f"the {what}'s tile is at the shared address {address:#x}, which is not a "
                                     f"multiple of {ALIGNMENT}", machine.site_here())
         return None
     return found
@@ -182,7 +182,7 @@ def _claim_load(machine, copy):
             for s in pieces.starts:
                 if not valid[s:s + pieces.length].all():
                     machine.report("uninitialised", f"the TMA load reads {machine.access.say(memory, s)} and its "
-                                                    "neighbours, some of which nobody has written", site)
+                                                    "neighbours, some of which were never written", site)
                     break
             del valid
         engine.claim(memory, first, last, False, LOAD, site, pieces)
@@ -197,7 +197,7 @@ def _unarrived(machine, loads):
     """A block has ended: loads that are still on their way were never waited for."""
     if machine.asynchronous.checked and not machine.seen_faults:
         for copy in loads:
-            machine.report("asynchronous", f"the block ends while this TMA load is on its way: nobody waits for "
+            machine.report("asynchronous", f"the block ends while this TMA load is in flight: no thread waits for "
                                            f"{copy.barrier}", copy.site, copy.thread)
 
 
@@ -311,8 +311,8 @@ def _claim_store(machine, copy):
         valid = np.frombuffer(bytes(shared.valid[start:stop]), np.uint8).reshape(-1, CHUNK)
         for chunk in np.sort(chunks[~valid[chunks].all(axis=1)])[:1].tolist():
             first = start + CHUNK * chunk + int(np.argmin(valid[chunk]))
-            machine.report("uninitialised", f"the TMA store reads {machine.access.say(shared, first)}, which nobody "
-                                            "has written", site)
+            machine.report("uninitialised", f"the TMA store reads {machine.access.say(shared, first)}, which was "
+                                            "never written", site)
     engine.claim(shared, start, stop, False, STORE, site)
     copy.reads = Pending(STORE, shared, start, stop, False, thread, site, "wait for it with "
                                                                                 "tma_store_wait_read_0()")

@@ -9,8 +9,8 @@ LOGICAL TIME
     load, a store and an arithmetic operation take one tick; a thread that waits goes on at the time of what it waited
     for (Lamport 1978, "Time, Clocks, and the Ordering of Events in a Distributed System"). A warp's time is that of its
     last lane. Blocks begin at 0. An asynchronous copy arrives as late as the rules allow: where a wait covers it, or
-    when nobody can go on without it. So a timeline shows the order that the program enforces, not how long a GPU would
-    take.
+    when no thread can continue without it. So a timeline shows the order that the program enforces, not how long a GPU
+    would take.
 
 EVENTS
     The parts of the emulator report `machine.tracer.event(kind, text, thread, site, about)`. `about` is what it happens

@@ -2,7 +2,7 @@
 
 PTX ISA, sections 9.7.9.6 (`shfl.sync`) and 9.7.13 (`vote.sync`, `match.sync`).
 
-All lanes that the mask names must come to the same operation. Nobody waits for a lane that has ended, but a value taken
+All lanes in the mask must reach the same operation. No lane waits for one that has ended, but a value taken
 from a missing lane is undefined, and reported.
 """
 import sys
@@ -121,7 +121,7 @@ def warp_functions(machine):
 
 
 def _undefined(value):
-    """A value that nobody would mistake for a result: NaN, or all bits set."""
+    """A value that cannot be mistaken for a result: NaN, or all bits set."""
     if isinstance(value, Missing):
         return value
     if isinstance(value, int):

@@ -1,7 +1,7 @@
 """Matrix instructions of a warpgroup: `wgmma.mma_async` (PTX ISA, section 9.7.15).
 
 128 threads give one instruction: D (64 × N, float32) += A (64 × 16) · B (16 × N) of float16; of E4M3 it is 32 along k.
-D lies in the threads' registers, B in shared memory, A in shared memory or in registers: wgmma_layouts.py says where.
+D is in the threads' registers, B in shared memory, A in shared memory or in registers: wgmma_layouts.py says where.
 
 WHEN. A wgmma reads its matrices and writes its accumulators at the first wait that covers its group. From the
 instruction on, a thread's accumulators are in use until its own wait, and the matrices until any thread's.
@@ -238,7 +238,7 @@ def wait(machine, pending):
 # Checks ---------------------------------------------------------------------------------------------------------------
 
 def _check_operand(machine, operation, operand, name):
-    """Check where a matrix lies and who wrote it, and mark it as in use."""
+    """Check a matrix's place and its writers, and mark it as in use."""
     site, d = operation.site, operand.descriptor
     if operand.memory is None:
         machine.report("bounds", f"matrix {name} of the wgmma, from the shared address {d.address:#x} on, does not lie "
@@ -255,14 +255,14 @@ def _check_operand(machine, operation, operand, name):
         for s in pieces.starts:
             if 0 in memory.valid[s:s + CHUNK] and not any(p.writes and p.at(s, CHUNK) for p in memory.busy):
                 machine.report("uninitialised", f"the wgmma reads {machine.access.say(memory, s)} and its neighbours "
-                                                f"for matrix {name}, some of which nobody has written", site)
+                                                f"for matrix {name}, some of which were never written", site)
                 break
     operation.pendings.append(Pending("wgmma", memory, start, stop, False, operation.thread, site,
                                       "commit its group and wait for it with wgmma_wait", pieces))
 
 
 def _check_layout(machine, operand, name, site):
-    """Check a descriptor against the tile that TMA wrote there, if nobody has stored into it since."""
+    """Check a descriptor against the tile that TMA wrote there, if no thread has stored into it since."""
     memory, d, pieces = operand.memory, operand.descriptor, operand.pieces
     if not machine.asynchronous.checked:
         return

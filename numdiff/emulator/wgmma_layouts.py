@@ -9,8 +9,8 @@ IN SHARED MEMORY a matrix is named by a 64-bit descriptor (PTX ISA, section 9.7.
     bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
 
 A matrix is made of 16-byte chunks, eight float16 along its contiguous dimension, or sixteen E4M3, which must run along
-k. With a swizzle of S bytes, rows of S bytes lie one after another, eight to a group. `chunk_offsets` says where each
-chunk lies; r is the row, c the chunk in the row, along the other dimension:
+k. With a swizzle of S bytes, rows of S bytes lie one after another, eight to a group. `chunk_offsets` gives the offset
+of each chunk; r is the row, c the chunk in the row, along the other dimension:
 
     K-major, swizzled     r % 8 · S + r // 8 · SBO + c · 16          r is m or n, two chunks along k; LBO is not used
     K-major, none         r % 8 · 16 + r // 8 · SBO + c · LBO
@@ -19,7 +19,7 @@ chunk lies; r is the row, c the chunk in the row, along the other dimension:
 
 and the swizzle then xors bits of the resulting address, as TMA's does (tensor_map.py).
 
-IN REGISTERS. `accumulator_place` and `a_fragment_place` say which element of D and A lies in which register of which
+IN REGISTERS. `accumulator_place` and `a_fragment_place` give the element of D and A in each register of each
 thread.
 """
 import functools

@@ -286,7 +286,7 @@ def test_what_is_only_out_is_not_read():
     @cuda.jit
     def kernel(b):
         b[0] += 1
-    with emulator.device(), pytest.raises(emulator.KernelFault, match="reads global b.0., which nobody has written"):
+    with emulator.device(), pytest.raises(emulator.KernelFault, match="reads global b.0., which was never written"):
         kernel[1, 1](cuda.Out(np.ones(2)))
 
 

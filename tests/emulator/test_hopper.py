@@ -69,7 +69,7 @@ def test_tensor_maps_that_the_driver_refuses(name):
 
 def test_a_tensor_map_beyond_its_array_or_misaligned_is_refused():
     x = np.zeros(64, np.float32)
-    with pytest.raises(LaunchRefused, match="lies 256 bytes behind the array"):
+    with pytest.raises(LaunchRefused, match="is 256 bytes behind the array"):
         tensor_map(x, (16,), 0, dims=(128,))
     aligned = np.zeros(64, np.uint8)
     with pytest.raises(LaunchRefused, match="not a multiple of 16 bytes"):
@@ -306,7 +306,7 @@ GEMM_FAULTS = {
     "tile at a misaligned address": (
         [("                    a = base + u32(stage) * u32(STAGE)", "                    a = base + "
                                                                     "u32(16)")], 1, "alignment",
-        "tma_load_2d(a, map_a", "the TMA load's tile lies at the shared address .*, which is not a multiple of 128"),
+        "tma_load_2d(a, map_a", "the TMA load's tile is at the shared address .*, which is not a multiple of 128"),
     "tile outside of shared memory": (
         [("return gemm, STAGES * STAGE", "return gemm, STAGES * STAGE - 128")], 2, "bounds",
         "tma_load_2d(a + u32(A_BYTES), map_b", "the TMA load of 1024 bytes at the shared address .* does not lie in"),
@@ -489,7 +489,7 @@ UNIT_FAULTS = {
         "descriptor", "tma_load_1d(smem_u32(tile), x, full", "is not the 128 bytes of a tensor map"),
     "no wait for a load": (
         run_through_global, [("    mbarrier_wait(full, u32(0))\n    y[t] = tile[31 - t]", "")], "asynchronous",
-        "tma_load_1d(smem_u32(tile), map_x, full", "the block ends while this TMA load is on its way: nobody waits "
+        "tma_load_1d(smem_u32(tile), map_x, full", "the block ends while this TMA load is in flight: no thread waits "
                                                    "for"),
     "barrier that others do not come to": (
         run_relay, [("        bar_sync(u32(2), u32(128))  #", "        bar_sync(u32(4), u32(128))  #")], "deadlock",
@@ -558,7 +558,7 @@ UNIT_FAULTS = {
                    ("            mbarrier_expect_tx(full, u32(nbytes))\n", ""),
                    ("            tile[i] = u32(0)  #", "            pass  #"),
                    ("            raw[i] = tile[i]", "            raw[i] = u32(0)")], "uninitialised",
-        "tma_store_2d(base, map_out", r"the TMA store reads tile\[0\], which nobody has written"),
+        "tma_store_2d(base, map_out", r"the TMA store reads tile\[0\], which was never written"),
 }
 
 
