@@ -2,7 +2,7 @@
 
 MATHEMATICS
     target[i] = Σ_p parts[p, i]   or   target[i] += Σ_p parts[p, i]        for each of several sums
-    A weight's gradient is a long sum with a small result, so many blocks each sum a part of it (matmul/split_k.py says
+    A weight's gradient is a long sum with a small result, several blocks each sum a part of it (matmul/split_k.py says
     why). A bias's or a norm's gradient arrives as a few partial sums of rows with other results. Reducing the partials
     takes a kernel of microseconds, most of which pass before its first load arrives and after its last store.
     A parameter's gradient is not needed before the backward pass ends, or until a bucket of gradients is sent to other

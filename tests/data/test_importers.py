@@ -86,7 +86,7 @@ def test_labels_option(packed, out):
 
 def test_image_next_to_class_folders(packed, out):
     source = packed({"a/1.png": colours(1)[0], "b/2.png": colours(1)[0], "3.png": colours(1)[0]})
-    with pytest.raises(UsageError, match="3.png lies next to the class folders .*--labels none"):
+    with pytest.raises(UsageError, match="3.png is next to the class folders .*--labels none"):
         import_dataset(source, out)
     assert import_dataset(source, out, labels="none").shape[0] == 3
 

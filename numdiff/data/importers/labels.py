@@ -61,8 +61,9 @@ def from_folders(names, order="numbers", folders=(), path=None):
     loose = [name for name, part in zip(names, parts, strict=True) if len(part) == 1]
     if loose:
         found = sorted({part[0] for part in parts if len(part) > 1})
-        raise UsageError(f"{examples(loose)} lie{'s' * (len(loose) == 1)} next to the class folders {examples(found)} "
-                         "and so belong to no class: move them, or add --labels none.")
+        verb = "is" if len(loose) == 1 else "are"
+        raise UsageError(f"{examples(loose)} {verb} next to the class folders {examples(found)}: move them "
+                         "into a class folder, or add --labels none.")
     found = {part[0] for part in parts}
     empty = sorted({folder[len(prefix):].split("/")[0] for folder in folders
                     if folder.startswith(prefix) and folder != prefix} - found)
