@@ -38,6 +38,7 @@ COMMANDS = {  # name -> (module with a click command of that name, line for `num
     "profile": (".profile", "Show where a training step's time goes, by kernel and by layer."),
     "compile": (".compile", "Compile the kernels of a run ahead of time, even without a GPU."),
     "kernels": (".kernels", "Check the kernels, on a GPU or in the emulator."),
+    "learn": (".learn", "Learn GPU programming by puzzles, without a GPU."),
 }
 
 

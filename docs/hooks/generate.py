@@ -217,8 +217,8 @@ def written(folder):
 
 ORDER = {"tutorials": ("first-run.md", "own-pictures.md", "presets.md", "trouble.md", "first-kernel.md",
                        "reading-order.md"),
-         "how-to": ("sample.md", "resume.md", "fine-tune.md", "several-gpus.md", "evaluate.md", "convert.md",
-                    "benchmark.md", "check-kernels.md", "python.md", "add-an-operation.md")}
+         "how-to": ("learn.md", "sample.md", "resume.md", "fine-tune.md", "several-gpus.md", "evaluate.md",
+                    "convert.md", "benchmark.md", "check-kernels.md", "python.md", "add-an-operation.md")}
 
 
 def main():

@@ -1,0 +1,93 @@
+"""`numdiff learn`: puzzles that teach GPU programming, judged in the emulator."""
+import pathlib
+
+import click
+
+TRIES = 3  # after which --solution shows the solution without --yes
+
+
+@click.command()
+@click.argument("number", metavar="[PUZZLE]", type=click.IntRange(1), required=False)
+@click.option("--check", is_flag=True, help="Judge your file of this puzzle.")
+@click.option("--hint", is_flag=True, help="Print the hints, one more with each try.")
+@click.option("--solution", is_flag=True, help=f"Print a solution, after {TRIES} tries.")
+@click.option("--yes", is_flag=True, help="With --solution: print it before that, too.")
+@click.option("--counts", is_flag=True, help="With --check: also print what each line of the kernel costs.")
+@click.option("--folder", metavar="FOLDER", type=click.Path(file_okay=False), default=".", show_default=True,
+              help="The folder of your files.")
+def learn(number, check, hint, solution, yes, counts, folder):
+    """Learn GPU programming by puzzles, without a GPU.
+
+    Without a number it lists the puzzles and your stars. With a number it writes that puzzle's file into the folder.
+    Fill in the kernel in an editor, then judge it with --check.
+
+    \b
+    numdiff learn              list the puzzles
+    numdiff learn 1            write 01_map.py
+    numdiff learn 1 --check    judge it
+    """
+    from numdiff.errors import UsageError
+    from numdiff.lessons import catalogue, progress
+
+    if check + hint + solution > 1:
+        raise UsageError("--check, --hint and --solution are three commands: give one of them.")
+    for flag, needs, given in (("--counts", "--check", counts and not check), ("--yes", "--solution",
+                                                                               yes and not solution)):
+        if given:
+            raise UsageError(f"{flag} needs {needs}.")
+    if number is None:
+        if check or hint or solution:
+            raise UsageError("give the number of a puzzle, such as `numdiff learn 1 --check`.")
+        list_puzzles(catalogue.puzzles(), progress.load())
+        return
+    puzzle = catalogue.puzzle(number)
+    tries = progress.load().get(number, {}).get("tries", 0)
+    if hint:
+        hints = puzzle.module.HINTS
+        for n, text in enumerate(hints[:tries + 1], 1):
+            click.echo(f"{n}. {text}")
+        if tries + 1 < len(hints):
+            click.echo("The next --check adds another hint.")
+    elif solution:
+        if tries < TRIES and not yes:
+            raise UsageError(f"the solution is shown after {TRIES} tries (--check), of which you have made {tries}; "
+                             "--yes shows it now.")
+        click.echo(puzzle.solution, nl=False)
+    elif check:
+        check_file(puzzle, pathlib.Path(folder) / f"{puzzle.name}.py", counts)
+    else:
+        path = puzzle.copy_to(folder)
+        where = "" if folder == "." else f" --folder {folder}"
+        click.echo(f"{path}: puzzle {number}, {puzzle.title}")
+        click.echo(f"NumPy: {puzzle.specification}")
+        click.echo(f"Edit the file, then run: numdiff learn {number} --check{where}")
+
+
+def list_puzzles(puzzles, known):
+    width = len(str(max(puzzles)))
+    for number, puzzle in puzzles.items():
+        stars = known.get(number, {}).get("stars", 0)
+        click.echo(f"{number:{width}}  {'*' * stars:3}  {puzzle.title}")
+    got = sum(known.get(number, {}).get("stars", 0) for number in puzzles)
+    following = next((n for n in puzzles if not known.get(n, {}).get("stars")), None)
+    click.echo(f"{got} of {3 * len(puzzles)} stars." + (f" Next: numdiff learn {following}" if following else ""))
+
+
+def check_file(puzzle, path, counts):
+    from numdiff.errors import printable
+    from numdiff.lessons import catalogue, progress
+    from numdiff.lessons.judge import judge
+
+    verdict = judge(puzzle, path)
+    entry = progress.record(puzzle.number, verdict.stars) if path.is_file() else {"tries": 0}
+    stars = "not solved" if not verdict.stars else "1 star" if verdict.stars == 1 else f"{verdict.stars} stars"
+    click.echo(f"puzzle {puzzle.number}, {stars} ({verdict.seconds:.1f} s)")
+    click.echo(printable(verdict.message))
+    if counts and verdict.recorder is not None:
+        click.echo(verdict.recorder.table(brief=True))
+    if not verdict.stars:
+        click.echo(f"Hints: numdiff learn {puzzle.number} --hint"
+                   + (f"; a solution: numdiff learn {puzzle.number} --solution" if entry["tries"] >= TRIES else ""))
+        raise SystemExit(1)
+    if puzzle.number + 1 in catalogue.puzzles():
+        click.echo(f"Next: numdiff learn {puzzle.number + 1}")

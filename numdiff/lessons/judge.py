@@ -1,0 +1,243 @@
+"""The judge: runs a learner's kernel in the emulator and says how many stars it has, and why.
+
+    0 stars   it does not run, has a fault, or differs from the NumPy specification in one of three thread orders
+    1 star    right
+    2 stars   and coalesced, with no float64 arithmetic in a float32 kernel
+    3 stars   and within the puzzle's limits: bank conflicts, and what its LIMITS and USES name
+
+A learner's file may contain anything. Whatever happens in it ends in a verdict: one sentence, and never a traceback.
+"""
+import ast
+import contextlib
+import inspect
+import linecache
+import signal
+import threading
+import time
+import types
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import emulator
+from . import advice
+
+ORDERS = ("forward", "reversed", "shuffled")
+SECONDS = 20  # of processor time, after which a learner's code counts as endless
+PATIENCE = 1.0  # seconds without progress after which a waiting loop is called endless
+UNCOALESCED = 2.0  # times the transactions that would do: more is not coalesced. A row that is not aligned takes less
+
+
+@dataclass
+class Verdict:
+    """stars: 0 to 3; message: what is wrong or what is left to do; recorder: what was counted, or None."""
+
+    stars: int
+    message: str
+    recorder: object = None
+    seconds: float = 0.0
+
+
+class Wrong(Exception):
+    """The learner's code cannot be judged further; the message teaches."""
+
+
+class TooLong(BaseException):
+    """The learner's code does not end; no `except Exception` of it catches this."""
+
+
+def judge(puzzle, path, seed=0):
+    """The `Verdict` on the learner's file at `path`."""
+    begun = time.perf_counter()
+    try:
+        with time_limit(SECONDS):
+            verdict = _judge(puzzle, path, seed)
+    except Wrong as error:
+        verdict = Verdict(0, str(error))
+    except TooLong:
+        verdict = Verdict(0, f"Stopped after {SECONDS} seconds of computing: a loop does not end, or the kernel does "
+                             "far more than it must. Check what ends each loop.")
+    verdict.seconds = time.perf_counter() - begun
+    return verdict
+
+
+def _judge(puzzle, path, seed):
+    module, text = puzzle.module, read(path)
+    tree = parse(text, path)
+    learner = load(text, path)
+    for name in [name for name in vars(module) if name.endswith("kernel")]:
+        check_kernel(learner, name, getattr(module, name))
+    rng, recorder, float64 = np.random.default_rng(seed), emulator.Recorder(), None
+    for number, (grid, block, inputs) in enumerate(module.problems(rng)):
+        for order in ORDERS:
+            counting = recorder if number == 0 and order == "forward" else None
+            found = run(module, learner, path, text, grid, block, inputs, order, seed, counting)
+            float64 = float64 or found
+    stars, message = rate(module, recorder, tree, path, float64)
+    return Verdict(stars, message, recorder)
+
+
+@contextlib.contextmanager
+def time_limit(seconds):
+    """Context that raises `TooLong` after this processor time; without effect outside the main thread."""
+    if not hasattr(signal, "SIGPROF") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number, frame):
+        raise TooLong
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+# The learner's file ---------------------------------------------------------------------------------------------------
+
+def read(path):
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise Wrong(f"There is no file {path}: open the puzzle with `numdiff learn {int(path.name[:2])}`, in this "
+                    "folder.") from None
+    except UnicodeDecodeError:
+        raise Wrong(f"{path} is no text in UTF-8: save it as such.") from None
+    except OSError as error:
+        raise Wrong(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def parse(text, path):
+    try:
+        return ast.parse(text, str(path))
+    except SyntaxError as error:
+        raise Wrong(f"Line {error.lineno} is no valid Python: {error.msg}. Check brackets, colons and indentation "
+                    "there, and in the line above.") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise Wrong(f"{path.name} is no valid Python: {error}.") from None
+
+
+def line_in(error, path):
+    """The last line of the learner's file in an exception's traceback, or None."""
+    trace, line = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def in_words(error, path, doing):
+    """What a Python exception of the learner's code means."""
+    line = line_in(error, path)
+    where = f"Line {line}" if line else f"The code, while {doing},"
+    text = f"{where} raises {type(error).__name__}" + (f": {error}" if str(error) else "")
+    more = ""
+    if isinstance(error, NameError):
+        more = " Is the name misspelt, or not imported?"
+    elif isinstance(error, ImportError):
+        more = " Keep the imports of the puzzle."
+    elif isinstance(error, SystemExit):
+        more = " Remove exit() from the file."
+    return advice.sentence(text) + more
+
+
+def load(text, path):
+    """The learner's module."""
+    linecache.checkcache(str(path))
+    module = types.ModuleType("learner")
+    module.__file__ = str(path)
+    try:
+        with emulator.device(on_fault="collect"):
+            exec(compile(text, str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        raise Wrong(in_words(error, path, "the file is loaded")) from None
+    return module
+
+
+def check_kernel(learner, name, original):
+    found = getattr(learner, name, None)
+    if found is None:
+        raise Wrong(f"The file has no function `{name}`: keep the name that the puzzle gives it.")
+    if not hasattr(found, "py_func"):
+        raise Wrong(f"`{name}` is no kernel: put @cuda.jit in the line above its def.")
+    wanted, given = (list(inspect.signature(each.py_func).parameters) for each in (original, found))
+    if len(wanted) != len(given):
+        raise Wrong(f"`{name}` takes ({', '.join(given)}), and the puzzle calls it with ({', '.join(wanted)}): keep "
+                    "the first line as it was.")
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+def run(module, learner, path, text, grid, block, inputs, order, seed, recorder):
+    """One run; a `Wrong` where it is not right. Returns the float64 fault, if there is one."""
+    expected = module.specification(*inputs)
+    out = emulator.EmulatedArray(expected.shape, expected.dtype)
+    gpu = emulator.Emulator(order=order, seed=seed, on_fault="collect", float64=False, patience=PATIENCE,
+                            recorder=recorder)
+
+    def launch(kernel, grid, block, *arguments, shared=0):
+        gpu.launch(kernel, grid, block, *arguments, shared=shared)
+        check_faults(gpu, path)
+
+    given = [emulator.EmulatedArray(a.shape, a.dtype, a) if isinstance(a, np.ndarray) else a for a in inputs]
+    try:
+        if hasattr(module, "launch"):
+            module.launch(launch, learner, given, out)
+        else:
+            launch(learner.kernel, grid, block, *given, out)
+    except emulator.LaunchRefused as error:
+        raise Wrong(f"A GPU would refuse this launch: {error}") from None
+    except emulator.Unsupported as error:
+        raise Wrong(f"The emulator does not know this: {error}") from None
+    except Wrong:
+        raise
+    except (Exception, SystemExit) as error:
+        raise Wrong(in_words(error, path, "the kernel runs")) from None
+    size = expected.dtype.itemsize
+    valid = np.frombuffer(out.memory.valid, np.uint8)[:expected.nbytes]
+    written = valid.reshape(*expected.shape, size).all(axis=-1)
+    if not written.all():
+        raise Wrong(advice.explain_unwritten(written, text))
+    result, tolerance = out.copy_to_host(), getattr(module, "TOLERANCE", 1e-5 if size > 2 else 2e-3)
+    if not advice.close(result, expected, tolerance).all():
+        raise Wrong(advice.explain_values(result, expected, tolerance))
+    return next((f for f in gpu.faults if f.kind == "float64"), None)
+
+
+def check_faults(gpu, path):
+    faults = [f for f in gpu.faults if f.kind != "float64"]
+    if faults:
+        raise Wrong(advice.explain(advice.most_telling(faults), path))
+
+
+# Stars ----------------------------------------------------------------------------------------------------------------
+
+def rate(module, recorder, tree, path, float64):
+    """(stars, message) of a kernel that is right."""
+    lines = {line: figures for (file, line), figures in recorder.lines().items() if file == str(path)}
+    if float64 is not None:
+        line = advice.line_of(float64, path)
+        return 1, f"Right, but line {line} computes in float64. {advice.FLOAT64}"
+    limit = getattr(module, "UNCOALESCED", UNCOALESCED)
+    worst = max(((figures.sectors / figures.ideal_sectors, line) for line, figures in lines.items()
+                 if figures.ideal_sectors), default=(1, None))
+    if worst[0] > limit:
+        return 1, advice.explain_uncoalesced(worst[1], lines[worst[1]])
+    conflicts = {line: figures for line, figures in lines.items() if figures.conflicts > 0}
+    total = recorder.total()
+    if total.conflicts > getattr(module, "CONFLICTS", 0) and conflicts:
+        line = max(conflicts, key=lambda n: conflicts[n].conflicts)
+        return 2, advice.explain_conflicts(line, conflicts[line])
+    for key, (most, why) in getattr(module, "LIMITS", {}).items():
+        if getattr(total, key) > most:
+            return 2, advice.explain_cost(key, getattr(total, key), most, why)
+    names = {node.id if isinstance(node, ast.Name) else node.attr for node in ast.walk(tree)
+             if isinstance(node, (ast.Name, ast.Attribute))}
+    for name, why in getattr(module, "USES", {}).items():
+        if name not in names:
+            return 2, f"Right and coalesced, but it does not use {name}; three stars need it. {why}"
+    return 3, "Right, coalesced, and within the puzzle's limits."

@@ -1,0 +1,1 @@
+"""A solution of each puzzle, with three stars."""
