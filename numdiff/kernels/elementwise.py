@@ -225,21 +225,21 @@ def silu_backward(dy, x, version=None):
     return _launch_each(version, dy, x, empty_like(x))
 
 
-@operation(reference=gelu_forward_reference, cost=gelu_forward_cost, versions=naive_and_vectorised(),
+@operation(reference=gelu_forward_reference, cost=gelu_forward_cost, versions=GELU.versions(),
            problems=[Problem(x=single(3, 5)), Problem(x=single(4, 8))])
 def gelu_forward(x, version=None):
     """GELU (tanh form) of every element, as a new array."""
     return GELU.forward(x, version=version.number)
 
 
-@operation(reference=gelu_backward_reference, cost=gelu_backward_cost, versions=naive_and_vectorised(),
+@operation(reference=gelu_backward_reference, cost=gelu_backward_cost, versions=GELU.versions("backward"),
            problems=[Problem(dy=single(3, 5), x=single(3, 5)), Problem(dy=single(4, 8), x=single(4, 8))])
 def gelu_backward(dy, x, version=None):
     """dx from dy and the forward's input x."""
     return GELU.backward(dy, x, version=version.number)[0]
 
 
-@operation(reference=cast_forward_reference, cost=cast_forward_cost, versions=naive_and_vectorised(),
+@operation(reference=cast_forward_reference, cost=cast_forward_cost, versions=CAST.versions(),
            problems=[Problem(x=single(3, 5), dtype=np.float16, tolerance=1e-3),
                      Problem(x=single(3, 4), dtype=np.float16, tolerance=1e-3)])
 def cast_forward(x, dtype, version=None):
