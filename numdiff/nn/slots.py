@@ -1,4 +1,4 @@
-"""Where the gradient of a tensor is collected while a tape is played back.
+"""What a tape records, and where the gradient of a tensor is collected while it is played back.
 
 The first consumer that is played back assigns the gradient, and later ones add to it. The last addition is deferred
 until the sum is read: an operation whose backward kernel can add takes the gradient that its first input already has
@@ -65,3 +65,22 @@ class Slots:
     def gradient(self, value):
         for slot in self.slots:
             slot.gradient = value
+
+
+class Record:
+    """One executed operation: the function to call with its output's gradient, and where the results go.
+    adds: `backward` takes the gradient so far of the first input (or None) as a second argument, and adds it to the
+        first gradient that it returns; `TWO`: it takes two such terms
+    """
+
+    __slots__ = ("name", "output", "inputs", "backward", "adds")
+
+    def __init__(self, name, output, inputs, backward, adds=False):
+        self.name, self.output, self.inputs, self.backward, self.adds = name, output, inputs, backward, adds
+
+    def play(self, arrived):
+        """The gradients of the inputs from that of the output."""
+        if not self.adds:
+            return self.backward(arrived)
+        slot = self.inputs[0]
+        return self.backward(arrived, *((None,) * int(self.adds) if slot is None else slot.take(self.adds)))

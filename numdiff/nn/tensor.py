@@ -13,7 +13,7 @@ import numpy as np
 from ..device import AnyArray, download, upload
 from .recording import check_finite, check_played_back, scoped, tapes
 from .scheduling import backward_pass, before_operation
-from .slots import Slot, Slots
+from .slots import Record, Slot, Slots
 
 
 class Tensor:
@@ -48,25 +48,6 @@ class Tensor:
     def numpy(self) -> np.ndarray:
         """The values as a NumPy array (waits for the device)."""
         return download(self.data)
-
-
-class Record:
-    """One executed operation: the function to call with its output's gradient, and where the results go.
-    adds: `backward` takes the gradient so far of the first input (or None) as a second argument, and adds it to the
-        first gradient that it returns; `slots.TWO`: it takes two such terms
-    """
-
-    __slots__ = ("name", "output", "inputs", "backward", "adds")
-
-    def __init__(self, name, output, inputs, backward, adds=False):
-        self.name, self.output, self.inputs, self.backward, self.adds = name, output, inputs, backward, adds
-
-    def play(self, arrived):
-        """The gradients of the inputs from that of the output."""
-        if not self.adds:
-            return self.backward(arrived)
-        slot = self.inputs[0]
-        return self.backward(arrived, *((None,) * int(self.adds) if slot is None else slot.take(self.adds)))
 
 
 class Tape:
