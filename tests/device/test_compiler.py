@@ -62,7 +62,8 @@ def test_from_hopper_on_a_kernel_waits_for_the_one_before_it(monkeypatch):
 def test_key_of_a_launch():
     x = empty((2, 3), np.float16, get_ptx_device())
     key = key_of(CHAIN["forward", 2], (x, x.reshape(-1), 1, 2**40, 0.5, np.uint32(3), True))
-    assert key == (SILU.module, "gelu_forward_kernel_v2", ("float16[2]", "float16[1]", "int32", "int64", "float32", "uint32", "int32"))
+    assert key == (SILU.module, "gelu_forward_kernel_v2",
+                   ("float16[2]", "float16[1]", "int32", "int64", "float32", "uint32", "int32"))
     words = [str(type_of_word(word)) for word in (*key.types, "bool", "bool[3]")]
     assert words == ["array(float16, 2d, C)", "array(float16, 1d, C)", "int32", "int64", "float32", "uint32", "int32",
                      "bool", "array(bool, 3d, C)"]

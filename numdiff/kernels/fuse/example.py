@@ -29,7 +29,8 @@ from .operations import EACH, PER_CHANNEL, PER_SAMPLE, UNCHANGED, Operation
 
 CHAIN = fuse(EACH, Operation(scaled, PER_SAMPLE, PER_CHANNEL, x=scaled_dx, scale=scaled_dscale, shift=UNCHANGED),
              Operation(silu, x=silu_gradient),
-             Operation(gated, EACH, PER_SAMPLE, x=UNCHANGED, h=gated_dh, gate=gated_dgate), EACH, name="fused")
+             Operation(gated, EACH, PER_SAMPLE, x=UNCHANGED, h=gated_dh, gate=gated_dgate), EACH, name="fused",
+             module=__name__, widths=WIDTHS)
 
 
 # References -----------------------------------------------------------------------------------------------------------

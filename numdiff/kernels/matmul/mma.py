@@ -407,13 +407,16 @@ def gemm_mma(a, b, arrays, work, epilogue):
     cp_async_wait(0)
 
 
-def make_kernel(tile, a_across, b_across, end, grouped=False):
-    """The kernel for one tile, one case of transposes (across: contiguous along m or n) and one epilogue."""
+def make_kernel(tile, a_across, b_across, end, grouped=False, module=__name__):
+    """The kernel for one tile, one case of transposes (across: contiguous along m or n) and one epilogue.
+
+    module: name of the module that keeps it
+    """
     shape = "x".join(map(str, (*tile, TILES[tile].k, TILES[tile].stages)))
     case = f"{'t' if a_across else 'n'}{'n' if b_across else 't'}"
     return specialise(gemm_mma, name=f"gemm_mma_{shape}_{case}_{END_NAMES[end]}{'_group' * grouped}", launch_bounds=(
         threads_of(tile), TILES[tile].blocks), TILE_M=tile[0], TILE_N=tile[1], A_ACROSS=a_across, B_ACROSS=b_across,
-                      END=end, GROUPED=grouped)
+                      END=end, GROUPED=grouped, module=module)
 
 
 KERNELS = Variants(itertools.product(TILES, (False, True), (False, True), (PLAIN, ADDING)),

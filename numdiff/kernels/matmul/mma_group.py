@@ -50,7 +50,8 @@ SUM_LANES = SUM_COLUMNS // 8  # threads of a row, eight columns each
 SUM_STEP = ADD_BLOCK // SUM_LANES  # rows that a block's threads read at once
 SUM_SHARED = SUM_STEP * SUM_COLUMNS
 ADDED = 8 * ADD_BLOCK  # outputs of a block that adds up parts
-GROUP_KERNELS = Variants((PLAIN, ADDING), lambda end: make_kernel(TILE, True, True, end, grouped=True))
+GROUP_KERNELS = Variants((PLAIN, ADDING), lambda end: make_kernel(
+    TILE, True, True, end, grouped=True, module=__name__))
 
 
 class Schedule(NamedTuple):
