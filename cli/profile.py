@@ -54,7 +54,7 @@ def show(model, out, png, rows, name_parts, clock, **given):
                f"{0.1 * total / found.step_ms:.1f} % of the step; timed {found.clock}")
     if found.replay_us:
         click.echo(f"replay       {found.replay_us / 1e3:.3f} ms from the first kernel's start to the last one's end, "
-                   f"in one stream, of which {(found.replay_us - total) / 1e3:.3f} ms lie between kernels")
+                   f"in one stream, of which {(found.replay_us - total) / 1e3:.3f} ms are between kernels")
     if found.roof.bandwidth:
         click.echo(f"memory       {found.roof.bandwidth / 1e9:,.0f} GB/s, measured by a copy")
     click.echo("\n".join(["", *table(found.by_kernel(), kernels[:-1], rows), *footer(found)]))

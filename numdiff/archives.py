@@ -2,7 +2,7 @@
 
 A few kilobytes can announce, or unpack to, any number of bytes. Here nothing is unpacked before its announced size was
 checked against what the file can hold and what the caller expects, nothing is unpacked beyond its announced size, and
-no step holds more in memory than was asked for. Whatever is wrong is a `BadArchive`, whose text completes "… is damaged
+no step holds more in memory than was requested. Whatever is wrong is a `BadArchive`, whose text completes "… is damaged
 (…)".
 """
 import bz2

@@ -1,4 +1,4 @@
-"""Devices for tests whose arrays lie in an arena, as a GPU's do."""
+"""Devices for tests whose arrays are in an arena, as a GPU's do."""
 import contextlib
 import ctypes
 
@@ -26,7 +26,7 @@ class Held(Memory):
 
 
 class ArenaEmulator(EmulatorDevice):
-    """An emulator whose arrays lie in an arena, so that they may lie one over the other."""
+    """An emulator whose arrays are in an arena, so that they may be one over the other."""
 
     def __init__(self):
         super().__init__(checks=False, float64=False)

@@ -287,7 +287,7 @@ def relative_error(got, want, scale=None):
 
 
 def apart(rng, shape):
-    """Normal numbers; few in a row (up to 7) lie apart, as a norm divides by a deviation that may else be nearly 0."""
+    """Normal numbers; few in a row (up to 7) are apart, as a norm divides by a deviation that may else be nearly 0."""
     x, count = rng.standard_normal(shape), shape[-1]
     return x if count > 7 else rng.permuted(np.broadcast_to(np.linspace(-1.5, 1.5, count), shape), axis=-1) + 0.2 * x
 

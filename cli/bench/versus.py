@@ -11,7 +11,7 @@ from ..settings import ListOf
 from ..values import Choice
 
 VERSUS = (
-    ("--versus", {"type": Choice(["torch"]), "help": "Also measure PyTorch with the same model, in turns with "
+    ("--versus", {"type": Choice(["torch"]), "help": "Also measure PyTorch with the same model, alternating with "
                   "numdiff."}),
     ("--modes", {"metavar": "MODE,…", "type": ListOf(str), "help": "PyTorch's modes: eager, compile, graphs (compiled, "
                  "with CUDA graphs), or all. Compiling takes up to two minutes.  [default: eager,graphs; on the CPU "

@@ -197,7 +197,7 @@ def bench_step(options, steps=20, warmup=5, versus=(), started=None):
 
     The host waits for each step. Loading the batch is excluded: a training run loads it concurrently with the step.
 
-    versus: (mode, precision) pairs of PyTorch's step, of torch_step.MODES and PRECISIONS, each measured in turns with
+    versus: (mode, precision) pairs of PyTorch's step, of torch_step.MODES and PRECISIONS, each alternating with
         numdiff's; started(text): called before each
     Returns a dict: ms (median), ms_fastest, ms_slowest, first_step_s (compiling or loading the kernels included),
     tflops, mfu (share of the card's peak in that precision, or None), images_per_second, peak_mib, peak_of ("device

@@ -1,6 +1,6 @@
 """PyTorch's training step of the same model, to compare numdiff's with. Only the torch_* files need PyTorch.
 
-One step is forward, squared error, backward and AdamW (the fused one on a GPU), on images that lie on the device,
+One step is forward, squared error, backward and AdamW (the fused one on a GPU), on images that are on the device,
 channels-last where the model has convolutions; attention is PyTorch's fused one. Noise, clipping and the average of the
 weights, which are part of numdiff's step, are left out: a real run in PyTorch would take longer.
 """

@@ -4,7 +4,7 @@
     cache.prefetch(12)                                         begins to read it, and returns
     cache.read(rows, out)                                      waits for the chunks that these rows need
 
-Threads suffice: reading, unpacking (zlib) and copying by NumPy all happen outside Python's lock. The chunks lie in one
+Threads suffice: reading, unpacking (zlib) and copying by NumPy all happen outside Python's lock. The chunks are in one
 array whose places are used again: memory that is new for every chunk would cost as much as reading it, as the system
 clears it first.
 """
@@ -95,7 +95,7 @@ class ChunkCache:
         return np.array(places)
 
     def _begin(self, index):
-        """The `Future` of a chunk, which is read now unless it is on its way; None if it is there."""
+        """The `Future` of a chunk, which is read now unless it is in flight; None if it is there."""
         if index in self._held:
             self._held.move_to_end(index)
             return self._held[index][1]

@@ -130,7 +130,7 @@ class Dataset:
 
     @property
     def stored(self) -> str:
-        """How the images lie in the file, in words."""
+        """The images' layout in the file, in words."""
         return f"{self._source.dtype} {self._source.filters or 'not packed'}"
 
     def read(self, rows: np.typing.ArrayLike, out: np.ndarray | None = None) -> np.ndarray:
@@ -183,7 +183,7 @@ class Dataset:
         self._file.close()
 
     def _load_chunk(self, index, out):
-        """Chunk `index` of this dataset from the file into `out` (n, H, W, C), reduced to the size asked for."""
+        """Chunk `index` of this dataset from the file into `out` (n, H, W, C), reduced to the size requested."""
         tick()
         start, stop = index * CHUNK, min((index + 1) * CHUNK, len(self))
         direct = self._source.dtype == self.dtype and self._factor == 1

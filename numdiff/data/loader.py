@@ -43,7 +43,7 @@ class Loader:
 
     batch: images of a step over all ranks; rank r of `ranks` gets rows [r·b, (r+1)·b) of it, b = batch / ranks.
     start_step: the step of the first batch. prefetch: batches made ahead by a thread; 0 makes them on demand.
-    backend: a device with a method `pinned(shape, dtype)`: batches then lie in page-locked buffers, used in turn, and
+    backend: a device with a method `pinned(shape, dtype)`: batches are then in page-locked buffers, used in turn, and
         the arrays of step s are overwritten when step s + 2 is requested. Without it every batch is a new array.
     """
 

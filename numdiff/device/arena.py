@@ -172,13 +172,13 @@ class Borrowed(Arena):
         return None
 
     def lend(self, address, nbytes):
-        """From now on arrays may lie in these bytes. Both are multiples of 256."""
+        """From now on arrays may be in these bytes. Both are multiples of 256."""
         with self._turn:
             self._take_back()
             self._join(address, nbytes)
 
     def call_in(self, address, nbytes):
-        """No array may lie in these bytes any more; returns False, and leaves them lent, where one still does."""
+        """No array may be in these bytes any more; returns False, and leaves them lent, where one still does."""
         with self._turn:
             self._take_back()
             first = self._addresses[bisect_right(self._addresses, address) - 1] if self._addresses else address + 1
@@ -207,5 +207,5 @@ class Lane(Arena):
         return self._blocks[-1].address
 
     def close(self):
-        """Give all back; nothing may lie here any more."""
+        """Give all back; nothing may be here any more."""
         self._blocks.clear()

@@ -1,7 +1,7 @@
 """Copies from global to shared memory that run while threads compute: `cp.async`, on sm_80 and later.
 
 A thread starts copies of 4, 8 or 16 bytes each, closes a group with `cp_async_commit`, goes on with other work, and at
-`cp_async_wait(n)` waits until at most its n youngest groups are still on their way. The data passes through no
+`cp_async_wait(n)` waits until at most its n youngest groups are still in flight. The data passes through no
 registers, and the next tiles travel while one is multiplied: a pipeline of STAGES tiles is
 
     for s in range(STAGES - 1):                 # fill it
@@ -96,7 +96,7 @@ def _cp_async_16(machine, address, array, index):
 def cp_async_16_zfill(typingctx, address, array, index, count):
     """Start a copy of `count` bytes (0 … 16) from `array[index]`, filled up to 16 with zeros.
 
-    With a count of 0 nothing is read: that is the guard of a tile at an edge, and `index` may then lie outside.
+    With a count of 0 nothing is read: that is the guard of a tile at an edge, and `index` may then be outside.
     """
     return _copy_filled(array, "cp.async.cg.shared.global [$0], [$1], 16, $2;")
 
@@ -165,7 +165,7 @@ def _cp_async_commit(machine):
 
 @intrinsic
 def cp_async_wait(typingctx, pending):
-    """Wait until at most the `pending` youngest groups of this thread are on their way; a literal, or a constant."""
+    """Wait until at most the `pending` youngest groups of this thread are in flight; a literal, or a constant."""
     n = literal("cp_async_wait", pending, 0, 255)
     return types.void(pending), statement(f"cp.async.wait_group {n};", ordered=True)
 

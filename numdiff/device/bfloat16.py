@@ -5,7 +5,7 @@
     pack_bfloat2(low, high)         two float32, each rounded likewise, as a word
     unpack_bfloat2(word), ones_bfloat2()    the two bfloat16 of a word as two float32; a word of two ones
     mma_m16n8k16_bf16(a, b, c), mma_m16n8k16_bf16_into(accumulators, first, a, b), mma_m16n8k8_bf16 …
-                                    a · b + c over the warp; fragments lie as float16's do (tensor_core/)
+                                    a · b + c over the warp; fragments as float16's (tensor_core/)
 
 half.py makes of a kernel whose text names float16's instructions one that has those of bfloat16.
 

@@ -117,7 +117,7 @@ class Gpu(Graphs, Launching, SharedArrays):
         if int(result[0]) == int(self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):
             free, total = self.memory_info()
             raise OutOfMemoryError(
-                f"{self.device_name} is out of memory: {nbytes >> 20} MiB more were asked for, "
+                f"{self.device_name} is out of memory: {nbytes >> 20} MiB more were requested, "
                 f"{free >> 20} of {total >> 20} MiB are free; use a smaller --microbatch or a smaller model.")
         return int(self.check(result))
 

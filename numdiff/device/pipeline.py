@@ -57,7 +57,7 @@ class Ring(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def make_ring(base, stage_bytes, stages, barriers):
-    """The ring whose barriers lie at the address `barriers`: `full` of all its stages, then `empty` of all."""
+    """The ring whose barriers are at the address `barriers`: `full` of all its stages, then `empty` of all."""
     return Ring(base, stage_bytes, stages, barriers, barrier_at(barriers, stages))
 
 

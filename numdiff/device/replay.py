@@ -7,7 +7,7 @@ class Replayed:
     On a GPU the first call launches them one by one, which compiles them; the second records them as a CUDA graph, and
     that and every later one replays it: the same kernels with the same bits, launched in a microsecond each. What the
     function allocates and frees comes from `arena`, and is free again after each call; what it leaves, and what it
-    reads, must lie in arrays that others hold. Elsewhere, and with `eager`, every call launches.
+    reads, must be in arrays that others hold. Elsewhere, and with `eager`, every call launches.
 
     arena: of the device (default: the one that all inference shares); several functions may share one, as they run one
         after the other; a training step's will do as well

@@ -14,7 +14,7 @@ What is copied is the kernel's function, and each device function (down the call
 constants; the copies have the values in place of the `Constant`s among their globals. Device functions that know none
 are shared. A copy is made once for the same values.
 
-Where there are many and a run needs few, `Variants` makes each when it is first asked for:
+Where there are many and a run needs few, `Variants` makes each when it is first requested:
 
     KERNELS = Variants((64, 128, 256), lambda bn: specialise(gemm, launch_bounds=(384, 1), BN=bn))
 
@@ -217,7 +217,7 @@ def specialise(kernel, /, *, name=None, module=None, launch_bounds=None, **const
 
 
 class Variants(dict):
-    """{key: kernel}, each of which `make(key)` makes when it is first asked for: it takes a millisecond."""
+    """{key: kernel}, each of which `make(key)` makes when it is first requested: it takes a millisecond."""
 
     def __init__(self, keys, make):
         super().__init__(dict.fromkeys(keys))

@@ -72,7 +72,7 @@ class GpuFeed(Feed):
 
 
 class Readback:
-    """Copies of some arrays on the host, made immediately. lag: steps after which `values` should be asked for."""
+    """Copies of some arrays on the host, made immediately. lag: steps after which `values` should be requested."""
 
     lag = 0
 

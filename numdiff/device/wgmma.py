@@ -161,7 +161,7 @@ def make_wgmma(n, transpose_a=False, transpose_b=False, kind="f16"):
     and B (32 × n) of E4M3, both K-major.
 
     acc: cuda.local.array(n // 2, float32); scale_d: 1, or 0 for the first of a tile
-    The matrices lie K-major in shared memory (k is the contiguous dimension of both); transpose_a: A is M-major,
+    The matrices are K-major in shared memory (k is the contiguous dimension of both); transpose_a: A is M-major,
     transpose_b: B is N-major. n: 8, 16, … 256
     """
     _check_columns(n)

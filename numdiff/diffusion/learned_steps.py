@@ -5,7 +5,7 @@
 
 Optimal linear subspace search (Duan et al. 2023, OLSS, arXiv:2305.14677). Every state of DDIM is a sum of the starting
 noise x_T and of the model's answers so far. With few answers it is not, but nearly: the states that a long run visits
-lie close to the space of x_T and a few of them. So a schedule of n levels has, for each of its steps,
+are close to the space of x_T and a few of them. So a schedule of n levels has, for each of its steps,
 
     x_(i+1) = w_i · x_T + Σ_(j ≤ i) w_ij · x_0(j)
 
@@ -61,7 +61,7 @@ SCHEDULE = schema.record({
 class Trajectory:
     """What a long run of DDIM does: its states, and the inner products of its states and answers.
 
-    sampling: a `Sampling` of many steps of ddim without noise on the way; progress: called after each evaluation
+    sampling: a `Sampling` of many steps of ddim without noise between steps; progress: called after each evaluation
     Attributes sigmas: its levels (L,); scale: a of each state, x_t = a · x (L + 1,); states: x_t at each level and
     the final one, float32 (L + 1, count, elements); products: float64 (2 L + 1, 2 L + 1) of these and of x_0 at each
     level
@@ -69,7 +69,7 @@ class Trajectory:
 
     def __init__(self, sampling, progress=lambda: None):
         if sampling.sampler != "ddim" or sampling.settings.get("eta") or sampling.slerp:
-            raise UsageError("learned steps imitate ddim without noise on the way: give that sampler, and eta 0.")
+            raise UsageError("learned steps imitate ddim without noise between steps: give that sampler, and eta 0.")
         self.sampling, self.sigmas, self.progress = sampling, sampling.sigmas[:-1], progress
         level, L = sampling.diffusion.path.level, len(self.sigmas)
         self.scale = np.array([*(level(sigma)[0] for sigma in self.sigmas), 1.0])

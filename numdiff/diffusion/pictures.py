@@ -30,7 +30,7 @@ def read(model):
 
 def why_another(own, sampler, steps, eta, given):
     """The argument because of which a run's `own` sampler is not taken, "steps" (a respacing), "eta" or "slerp"; None
-    where it can be. sampler: the one that is asked for, or None; given: the names of further arguments."""
+    where it can be. sampler: the one that is requested, or None; given: the names of further arguments."""
     if isinstance(steps, str) and not steps.isdigit():
         return "steps"
     if eta is not None and own not in WITH_ETA:

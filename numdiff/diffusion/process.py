@@ -1,6 +1,6 @@
 """The diffusion process that a model is trained on: what it sees, what it is asked to predict, and the loss.
 
-A path (paths.py) says what the model sees; a prediction, what it is asked for; a loss, what of its answer is measured.
+A path (paths.py) says what the model sees; a prediction defines its output; a loss, what of its answer is measured.
 Each prediction is a p · x_0 + q · eps, and a loss a weight of each level: kernels/diffusion/levels.py has both.
 """
 import inspect
@@ -82,7 +82,7 @@ class Diffusion:
         of the path edm -1.2 and 1.2). JiT's -0.8 counts from the noise's end: here it is 0.8
     time_shift: of the path linear, s: t becomes s·t / (1 + (s-1)·t), in training and in sampling
     sigma_data: of the path edm, standard deviation of the images
-    backend: where the tables lie (None: NumPy)
+    backend: where the tables are (None: NumPy)
     vlb_weight: weight of the variational bound, in bits, in the loss of a learned variance. None: T / 1000, that is T
         terms times the paper's λ of 0.001, as in the public DiT and in guided-diffusion with rescale_learned_sigmas; 1:
         as in guided-diffusion without it
@@ -162,7 +162,7 @@ class Diffusion:
 
     def draw(self, seed: int, step: AnyArray, samples: AnyArray) -> AnyArray | Levels:
         """The noise levels of images in a training step: timesteps, int32 (B,), or `Levels`. Counted, as all
-        randomness: seed an int, step uint32 (1,), samples uint32 (B,), where they lie."""
+        randomness: seed an int, step uint32 (1,), samples uint32 (B,), in device memory."""
         if not self.continuous:
             return random_integers(seed, PURPOSE_TIMESTEP, step, samples, self.steps)
         mean, std = self.noise

@@ -22,7 +22,7 @@ class Run:
 
     denoiser: a `Denoiser` without labels; shape: of an image, (H, W, C); given: {name: NumPy array (H, W, C)} of the
     plan's further arrays; eager: launch each kernel from Python; arena: as `Replayed`'s; where one is given, memory is
-    borrowed from somebody else, so nothing is computed ahead for later steps, which would take more
+    borrowed, so nothing is computed ahead for later steps, which would take more
     """
 
     def __init__(self, plan, denoiser, size, shape, given=(), eager=False, arena=None):

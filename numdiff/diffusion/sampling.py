@@ -360,11 +360,11 @@ class Sampling:
             raise UsageError(f"slerp needs whole rows of at least 2 images, and {self.count} images do not make rows "
                              f"of {self.slerp}: change the count or the length of the rows.")
         if self.sampler == "repaint":
-            raise UsageError("slerp needs a sampler that adds no noise on the way, and inpainting, by RePaint, does: "
+            raise UsageError("slerp needs a sampler that adds no noise, and inpainting, by RePaint, does: "
                              "leave one of them out.")
         if (self.sampler in NOISY or "s_churn" in self.settings
                 or self.settings.get("eta", 0) > 0):
-            raise UsageError(f"slerp needs a sampler that adds no noise on the way, and {self.sampler} does: use ddim, "
+            raise UsageError(f"slerp needs a sampler that adds no noise, and {self.sampler} does: use ddim, "
                              "euler, heun or dpm++2m.")
 
     def _check_inpainting(self, known, mask, jump, resamples):

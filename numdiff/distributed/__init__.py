@@ -6,7 +6,7 @@
     buckets.py         the gradient split into buckets that are completed one after another during the backward pass
     exchange.py        the sum of the ranks' gradients, over MPI, NCCL or the GPUs' own memory: what it is, and which
                        one a run gets; *_exchange.py has each
-    watchdog.py        a rank that is lost or stuck ends the job, and someone says so
+    watchdog.py        a rank that is lost or stuck ends the job, and a message says so
     monitor.py         says which rank was killed, where the launcher kills the others at once
     start_guard.py     the same while MPI starts
     same_code.py       ranks with other sources are refused

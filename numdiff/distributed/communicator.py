@@ -151,7 +151,7 @@ def connect(transport="auto", device="cpu", timeout=None):
         with its local number; timeout: seconds after which a rank that is stopped or stuck ends the job (120), 0 for
         never.
     Raises `UsageError` for what cannot work; `SystemExit` on ranks above 0, as rank 0 prints the message.
-    mpi4py is imported where a launcher started the process, or where a transport other than auto is asked for.
+    mpi4py is imported where a launcher started the process, or where a transport other than auto is requested.
     """
     global _current
     progress.trains, progress.resume = timeout is not None, None

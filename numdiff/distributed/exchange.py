@@ -56,7 +56,7 @@ def make_exchange(communicator, parameters, partition=None):
     partition: the `Partition` of the update, which the exchange then serves
     auto: CPU ranks use mpi. On GPUs each of peer (on one host), nccl (where it is installed) and mpi is made; on
     several hosts with several ranks each, peer within them and nccl or mpi between them, too; these alone where peer is
-    asked for. What fails its trial is passed over, and the fastest of the others is kept, by the time of a sum of this
+    requested. What fails its trial is passed over, and the fastest of the others is kept, by the time of a sum of this
     very gradient; of two that are nearly as fast the first. `exchange.why` says what was measured and passed over.
     """
     wanted, kinds = communicator.transport, {"mpi": MpiExchange, "peer": PeerExchange, "nccl": NcclExchange}

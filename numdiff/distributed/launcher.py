@@ -28,7 +28,7 @@ def launched():
 def import_mpi():
     """mpi4py's MPI, initialised; a `UsageError` says what to install where it is missing."""
     started = launched()
-    why = (f"this process was started as one of {started[1]}" if started else "a transport between ranks was asked for")
+    why = (f"this process was started as one of {started[1]}" if started else "a transport between ranks was requested")
     try:
         import mpi4py
     except ImportError:

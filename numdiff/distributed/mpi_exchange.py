@@ -1,4 +1,4 @@
-"""The transport `mpi`: sums in MPI, of CPU ranks' gradients where they lie, of GPUs' by way of pinned host memory."""
+"""The transport `mpi`: sums in MPI, of CPU ranks' gradients in place, of GPUs' by way of pinned host memory."""
 import functools
 
 import numpy as np
@@ -55,9 +55,9 @@ class MpiExchange(NoExchange):
             self._weights, self._partials = twin(parameters.data), twin(partition.partials)
         self._packed = {}  # `MixedWeights` -> the twin of what it packs
         self._inboxes = []  # what is free of the memory for other ranks' numbers
-        self._waiting = []  # (twin, first, stop) on their way to the host, in the order of leaving
-        self._travels = []  # (request, what follows) of those on their way to the other ranks
-        self._returns = []  # the same of those on their way back; begun in the order of the travels, as MPI wants it
+        self._waiting = []  # (twin, first, stop) in flight to the host, in the order of leaving
+        self._travels = []  # (request, what follows) of those in flight to the other ranks
+        self._returns = []  # the same of those in flight back; begun in the order of the travels, as MPI wants it
         self._left = 0  # buckets that have left in this step
         if self.backend:
             communicator.build(try_sums, self, communicator, parameters.grad, partition)

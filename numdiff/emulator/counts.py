@@ -92,7 +92,7 @@ class Figures:
 
     @property
     def global_bytes(self):
-        """Bytes of global memory that were asked for, read and written."""
+        """Bytes of global memory that were requested, read and written."""
         return self.read_bytes[GLOBAL] + self.write_bytes[GLOBAL]
 
     @property

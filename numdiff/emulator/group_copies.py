@@ -1,4 +1,4 @@
-"""The copies of `cp.async` on their way: what they use, when they arrive (PTX ISA, section 9.7.9.25.3).
+"""The copies of `cp.async` in flight: what they use, when they arrive (PTX ISA, section 9.7.9.25.3).
 
 Each thread has the copies that it has started and not yet put in a group, and its groups, oldest first; only its own
 waits count. A copy arrives at the wait that covers its group, or at the end of its thread: as late as the rules allow,
@@ -14,7 +14,7 @@ EVERYTHING = 1 << 62  # a place behind the last byte of any memory
 
 
 class Copy:
-    """One copy on its way: `count` bytes of `data` from `first`, then zeros, into `size` bytes of a shared memory.
+    """One copy in flight: `count` bytes of `data` from `first`, then zeros, into `size` bytes of a shared memory.
 
     source: the memory that `data` are the bytes of, None if nothing is checked
     """
@@ -85,7 +85,7 @@ class ThreadCopies:
 
 
 class WordsInUse:
-    """The words of a memory that copies on their way write, or read: an entry of `Memory.busy`, found by address."""
+    """The words of a memory that copies in flight write, or read: an entry of `Memory.busy`, found by address."""
 
     __slots__ = ("memory", "writes", "words", "start", "stop")
 

@@ -183,7 +183,7 @@ cuda_range = range
 
 
 class ResolvingModule:
-    """Another module, whose members are resolved as they are asked for."""
+    """Another module, whose members are resolved as they are requested."""
 
     def __init__(self, resolver, module):
         self._resolver, self._module, self._found = resolver, module, {}

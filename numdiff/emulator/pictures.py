@@ -110,7 +110,7 @@ def fragment(layout, size, name="r", title="", lane=None):
 def ldmatrix(count=4, transposed=False, lane=5):
     """`ldmatrix` of 1, 2 or 4 matrices of 8 × 8 float16: which lane's address each row is, and who gets which element.
 
-    The matrices are drawn as they lie in shared memory, each of their rows 16 bytes at the address that one lane gives.
+    The matrices are drawn in their layout in shared memory, each row 16 bytes at the address that one lane gives.
     """
     layout = layouts.matrix_8x8_transposed if transposed else layouts.matrix_8x8
     wide, high, rows = 62, 30, 110
@@ -403,4 +403,4 @@ class _Panel:
             picture.text(left + 18, y0 + (k + 0.5) * cell, k, 10, "end", colour=PALE)
         outside = self.box[0] * self.box[1] - max(0, x_high - x_low) * max(0, y_high - y_low)
         picture.text(left + 30, top + self.height - 10,
-                     f"{outside} of the box's {self.box[0] * self.box[1]} places lie outside", 12, "start")
+                     f"{outside} of the box's {self.box[0] * self.box[1]} places are outside", 12, "start")

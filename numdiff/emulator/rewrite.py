@@ -547,7 +547,7 @@ def literal_of(node):
 
 
 class Outside(dict):
-    """{name: value} of what a function finds in its closure and its module, looked up when asked for."""
+    """{name: value} of what a function finds in its closure and its module, looked up when requested."""
 
     def __init__(self, function):
         super().__init__()

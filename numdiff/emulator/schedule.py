@@ -118,7 +118,7 @@ class Scheduler(Loops):
         return None
 
     def give_way(self):
-        """Let the others run; comes back when the current thread, which somebody has woken, has its turn again."""
+        """Let the others run; comes back when the current thread, once woken, has its turn again."""
         thread = self.following()
         if thread is None:
             self.hub.switch()
@@ -170,7 +170,7 @@ class Scheduler(Loops):
     # waiting ----------------------------------------------------------------------------------------------------------
 
     def pause(self, kind, detail, frame):
-        """Let others run until somebody wakes this thread; returns what `wake` brought."""
+        """Let others run until this thread is woken; returns what `wake` brought."""
         thread = self.machine.thread
         thread.wait = (kind, detail, frame)
         self.give_way()

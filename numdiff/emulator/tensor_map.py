@@ -3,7 +3,7 @@
 A tensor has one to five dimensions. All sizes run innermost first, as the coordinates of an instruction do.
 (CUDA driver API, `cuTensorMapEncodeTiled`; PTX ISA, section 5.5, "Tensors".)
 
-THE TILE. The box's elements lie one after another, innermost dimension first. Elements of a box outside the tensor are
+THE TILE. The box's elements follow one another, innermost dimension first. Elements of a box outside the tensor are
 loaded as zeros, and not written by a store. A swizzle of 32, 64 or 128 bytes exchanges the 16-byte chunks inside each
 such range of bytes, by address bits of shared memory (`swizzled`):
 
@@ -16,7 +16,7 @@ Rows shorter than the swizzle begin that many bytes apart; the bytes between the
 the PTX ISA: it was observed on an H100, and `python -m tests.emulator.compare_hopper` checks it again.)
 
 A `TensorMap` is the host's side; `tensor_map` makes one for arrays of the emulator. Its 128 bytes begin with a number
-by which the emulator recognises it, in whatever memory they lie. The copies are in tma.py.
+by which the emulator recognises it, in any memory. The copies are in tma.py.
 """
 import functools
 import itertools

@@ -56,7 +56,7 @@ def _tile(machine, address, tensor, what, block=None):
     address = int(address) & 0xFFFFFFFF
     found = machine.shared_memory(address, block)
     if found is None or found[1] + tensor.span > found[0].size:
-        machine.report("bounds", f"the {what} of {tensor.span} bytes at the shared address {address:#x} does not lie "
+        machine.report("bounds", f"the {what} of {tensor.span} bytes at the shared address {address:#x} is not "
                                  "in the block's shared memory", machine.site_here())
         return None
     if address % ALIGNMENT:
@@ -92,7 +92,7 @@ def _named(copy, descriptor):
 # Loads ----------------------------------------------------------------------------------------------------------------
 
 class Load:
-    """A copy on its way into shared memory; calling it makes it arrive."""
+    """A copy in flight into shared memory; calling it makes it arrive."""
 
     __slots__ = ("machine", "block", "tensor", "at", "memory", "offset", "barrier", "thread", "site", "seen", "clock",
                  "phase", "pending", "source")
@@ -194,7 +194,7 @@ def _claim_load(machine, copy):
 
 
 def _unarrived(machine, loads):
-    """A block has ended: loads that are still on their way were never waited for."""
+    """A block has ended: loads that are still in flight were never waited for."""
     if machine.asynchronous.checked and not machine.seen_faults:
         for copy in loads:
             machine.report("asynchronous", f"the block ends while this TMA load is in flight: no thread waits for "
@@ -204,7 +204,7 @@ def _unarrived(machine, loads):
 # Stores ---------------------------------------------------------------------------------------------------------------
 
 class Store:
-    """A copy on its way out of shared memory."""
+    """A copy in flight out of shared memory."""
 
     __slots__ = ("tensor", "at", "memory", "offset", "thread", "stamp", "site", "reads", "writes", "tile")
 
@@ -247,7 +247,7 @@ class ThreadStores:
         thread.block.state.setdefault("at_end", []).append(self.block_ends)
 
     def wait(self, pending, read_only):
-        """Wait until at most `pending` groups are on their way, or (read_only) have not been read."""
+        """Wait until at most `pending` groups are in flight, or (read_only) have not been read."""
         while len(self.unread) > pending:
             for store in self.unread.popleft():
                 store.read(self.machine)
@@ -273,7 +273,7 @@ class ThreadStores:
                                 self.thread)
 
     def block_ends(self):
-        """All that is still on its way arrives; who wrote which bytes of global memory goes to its shadow."""
+        """All that is still in flight arrives; who wrote which bytes of global memory goes to its shadow."""
         for group in [*self.groups, self.open]:
             for store in group:
                 self._write(store)

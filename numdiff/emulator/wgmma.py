@@ -241,7 +241,7 @@ def _check_operand(machine, operation, operand, name):
     """Check a matrix's place and its writers, and mark it as in use."""
     site, d = operation.site, operand.descriptor
     if operand.memory is None:
-        machine.report("bounds", f"matrix {name} of the wgmma, from the shared address {d.address:#x} on, does not lie "
+        machine.report("bounds", f"matrix {name} of the wgmma, from the shared address {d.address:#x} on, is not "
                                  "in the block's shared memory", site)
         return
     if not machine.checked:

@@ -1,4 +1,4 @@
-"""Where a wgmma's matrices lie: in shared memory, named by descriptors, and in the registers of 128 threads.
+"""Where a wgmma's matrices are: in shared memory, named by descriptors, and in the registers of 128 threads.
 
 IN SHARED MEMORY a matrix is named by a 64-bit descriptor (PTX ISA, section 9.7.15.5.1.2.2), decoded by `Descriptor`:
 
@@ -9,7 +9,7 @@ IN SHARED MEMORY a matrix is named by a 64-bit descriptor (PTX ISA, section 9.7.
     bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
 
 A matrix is made of 16-byte chunks, eight float16 along its contiguous dimension, or sixteen E4M3, which must run along
-k. With a swizzle of S bytes, rows of S bytes lie one after another, eight to a group. `chunk_offsets` gives the offset
+k. With a swizzle of S bytes, rows of S bytes follow one another, eight to a group. `chunk_offsets` gives the offset
 of each chunk; r is the row, c the chunk in the row, along the other dimension:
 
     K-major, swizzled     r % 8 · S + r // 8 · SBO + c · 16          r is m or n, two chunks along k; LBO is not used
@@ -110,7 +110,7 @@ def _chunk_starts(*layout):
 
 
 class Operand:
-    """A matrix in shared memory: where its chunks lie."""
+    """A matrix in shared memory: where its chunks are."""
 
     __slots__ = ("memory", "start", "layout", "mn_major", "rows", "descriptor", "pieces", "elements")
 

@@ -1,7 +1,7 @@
 """Precision and recall: how many samples look real, and how much of the real data the samples cover.
 
 Each set's manifold is the union of balls around its points, each as wide as the distance to its k-th nearest neighbour
-in the set. Precision is the share of the samples that lie in the reference's manifold, recall the share of the
+in the set. Precision is the share of the samples that are in the reference's manifold, recall the share of the
 reference in the samples' manifold. Kynkäänniemi et al. 2019 (arXiv:1904.06991), eq. 1 to 3, with k = 3.
 
 Both depend on the number of points: compare figures of equal counts only.
@@ -39,7 +39,7 @@ def radii(points, nearest):
 
 
 def share_within(points, centres, squared_radii):
-    """Share of the points that lie in at least one of the balls."""
+    """Share of the points that are in at least one of the balls."""
     return float(np.mean(np.concatenate([(distances <= squared_radii).any(axis=1)
                                          for _, distances in _distances(points, centres)])))
 

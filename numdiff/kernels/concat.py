@@ -122,7 +122,7 @@ def concat_backward_kernel_v2(dy, da, db, Ca, Cb):
 
 
 # v3: twice 16 bytes a thread ------------------------------------------------------------------------------------------
-# Version 2 moves 8 bytes a thread in float16. What a multiprocessor has on its way is four times as much here.
+# Version 2 moves 8 bytes a thread in float16. What a multiprocessor has in flight is four times as much here.
 
 @cuda.jit(device=True, forceinline=True)
 def part_load(a, b, n, Ca, Cb):

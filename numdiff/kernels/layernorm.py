@@ -13,7 +13,7 @@ VERSIONS
     v2 warp-per-row: a warp a row: its 32 threads exchange registers (shuffles), five times a sum and no barrier;
        16-byte loads.
     v3 one-pass, of the backward, up to 512 columns: a row's dy and xhat stay in a warp's registers between its two
-       sums, and what dweight and dbias need is added up on the way, in registers, too: dy and x are read once, not
+       sums, and the sums for dweight and dbias come of the same pass, in registers, too: dy and x are read once, not
        twice, and once more by another kernel. Where what comes before adds a vector to each image, its gradient, sums
        of dx, comes of the same pass.
     Most of v1's backward time is its kernel for dweight and dbias, in which C threads, one a column, read both arrays;

@@ -1,17 +1,17 @@
-"""Many small linear layers of one input, in one launch: the timestep's vector on its way into every block of a UNet.
+"""Many small linear layers of one input, in one launch: the timestep's vector as the input of every block of a UNet.
 
 MATHEMATICS
     forward   y_i[b, n] = bias_i[n] + Σ_k x[b, k] · weight_i[n, k]            layer i has N_i outputs
     backward  dx[b, k] = Σ_i Σ_n dy_i[b, n] · weight_i[n, k]
               dweight_i[n, k] += Σ_b dy_i[b, n] · x[b, k]          dbias_i[n] += Σ_b dy_i[b, n]
               or dweight_i = …, where nothing is to be added to
-    Together they are one linear layer with N = Σ N_i outputs, whose rows lie in different places of the model's flat
+    Together they are one linear layer with N = Σ N_i outputs, whose rows are in different places of the model's flat
     buffer of parameters. A table says where: one row for each of the N outputs.
 SHAPES
     x (B, K), weight_i (N_i, K), bias_i (N_i,), y_i (B, N_i), float32; all weights and biases views of one buffer
 VERSIONS
     v1 naive: forward: a warp an output, for all samples; weight gradient: a thread an element; input gradient: N cut
-       into chunks, whose sums a second pass adds. Any K. Each product costs two loads, and a warp has few on their way.
+       into chunks, whose sums a second pass adds. Any K. Each product costs two loads, and a warp has few in flight.
     v2 tiled: tiles in shared memory, brought by 16-byte loads that all start before the first is needed; 4 × 4 sums a
        thread; both gradients in one launch, as both need the same tile of dy. K and where weights begin: multiples of
        four.
@@ -57,7 +57,7 @@ DY_TILE = LINES * DY_PITCH
 LINE_ROWS = LINES * COLUMNS
 GATHERED = 8  # arrays that one launch copies
 
-_tables = {}  # where the layers lie -> the table on the device
+_tables = {}  # where the layers are -> the table on the device
 
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def linear_group_input_gradient_kernel_v1(dy, parameters, table, partial, batch,
 
 @cuda.jit(device=True, forceinline=True)
 def table_rows(table, rows, first_n, count, N, t):
-    """The rows of `count` outputs; weights that do not exist lie at -1."""
+    """The rows of `count` outputs; weights that do not exist are at -1."""
     if t < count * COLUMNS:
         rows[t] = table[first_n * COLUMNS + t] if first_n + t // COLUMNS < N else int32(-1)
 
@@ -307,7 +307,7 @@ def gather_kernel(arrays, counts, target, first):
 # Launchers ------------------------------------------------------------------------------------------------------------
 
 def whole(arrays):
-    """(the memory that flat float32 arrays lie in, from the first to the last, as one array; their starts in it)."""
+    """(the memory that flat float32 arrays are in, from the first to the last, as one array; their starts in it)."""
     first = min(arrays, key=lambda a: a.offset)
     last = max(arrays, key=lambda a: a.offset)
     if any(a.memory is not first.memory or a.dtype != np.float32 for a in arrays):
@@ -383,7 +383,7 @@ def linear_group_forward(x, layers, version=None):
 
 
 def split(flat, batch, widths):
-    """The arrays (batch, N_i) that lie one after the other in a flat one."""
+    """The arrays (batch, N_i) that are one after the other in a flat one."""
     ends = np.cumsum([batch * width for width in widths]).tolist()
     return [flat[end - batch * width:end].reshape(batch, width) for end, width in zip(ends, widths, strict=True)]
 

@@ -5,7 +5,7 @@ MATHEMATICS
     reduce  y[to + i] = x_0[first + i] + … + x_(N-1)[first + i]     in this order, whatever s is
     Where ranks share the update (nn/partition.py), a rank brings its new weights to the others: of those with which
     they compute in 16 bits the copy of 16 bits, two numbers a word, of all others the float32, from which the copy is
-    rounded where it arrives. Such parameters lie next to each other in the buffers, so what is moved is a list of
+    rounded where it arrives. Such parameters are next to each other in the buffers, so what is moved is a list of
     pieces. `peer_all_gather` (peer_reduce.py) moves one run of elements a rank.
     So do gradients that are complete at one moment of the backward pass (distributed/overlap.py): they are added up and
     copied while it goes on, by as few blocks as the caller says, because every multiprocessor that they are on is one

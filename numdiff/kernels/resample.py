@@ -70,7 +70,7 @@ def upsample_backward_reference(dy):
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
-# What fuse/ reads need not lie where it writes: W and C are y's, whose rows of all images are counted through.
+# fuse/ may read another layout than it writes: W and C are y's, whose rows of all images are counted through.
 
 @cuda.jit(device=True)
 def corner(i, W, C):

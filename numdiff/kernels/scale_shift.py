@@ -8,7 +8,7 @@ SHAPES
     x, y, dx, dy (B, ..., C) float32, channels last, P pixels; scale, shift, dscale, dshift (B, C)
 VERSIONS
     v1 naive: one thread an element, backward a thread a channel of a sample; v2 vectorised: four channels a thread, the
-    backward's sums in a tree on the way (C a multiple of 4). fuse/ writes both.
+    backward's sums in a tree in the same pass (C a multiple of 4). fuse/ writes both.
 LAUNCH, DETERMINISM
     as fuse/
 COST

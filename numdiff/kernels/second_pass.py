@@ -94,7 +94,7 @@ def of_sum(which, numbers):
 
 @cuda.jit(device=True, forceinline=True)
 def add_share(source, vector, vectors, share, shares, count):
-    """A vector's sum over parts `share`, `share` + `shares`, …, with four loads on their way at a time."""
+    """A vector's sum over parts `share`, `share` + `shares`, …, with four loads in flight at a time."""
     s0 = s1 = s2 = s3 = float32(0)
     step = int64(shares) * (4 * vectors)
     part, at = share, int64(share) * (4 * vectors) + 4 * vector
@@ -212,7 +212,7 @@ def settle_for(array):
 
 
 def joined(a, b):
-    """What two device arrays that lie one behind the other in memory are together, or None."""
+    """What two device arrays that are one behind the other in memory are together, or None."""
     if a.memory is b.memory and a.dtype == b.dtype and a.offset + a.nbytes == b.offset:
         return DeviceArray(a.backend, (a.size + b.size,), a.dtype, a.memory, a.offset)
     return None

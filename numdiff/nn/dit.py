@@ -285,7 +285,7 @@ class DiT(Model):
     def conditioning(self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None) -> Iterator[Tensor]:
         """What the blocks take from timestep and class, whatever the image: Tensors (B, 6 D) of each block's shift,
         scale and gate of attention, then of the MLP (without shifts (B, 4 D)), and (B, 2 D) of the last layer's shift
-        and scale. Each is computed when it is asked for; those of `_stacks` come side by side in one Tensor."""
+        and scale. Each is computed when it is requested; those of `_stacks` come side by side in one Tensor."""
         c = self._conditioned(t, y, randomness)
         for layers in self._stacks():
             yield F.linear_stack(c, parameters_of(layers)) if len(layers) > 1 else layers[0](c)
@@ -309,7 +309,7 @@ class DiT(Model):
         return [sum(layer.weight.shape[0] for layer in layers) for layers in self._stacks()], np.dtype(self.dtype)
 
     def _columns(self, conditioning, t, y, randomness):
-        """The columns of each block's conditioning, then of the last layer's, when they are asked for."""
+        """The columns of each block's conditioning, then of the last layer's, when they are requested."""
         each = 6 if self.options["shift"] else 4
         if conditioning is None and self.parameters.overlapped:
             given = self._columns_by_runs(each, t, y, randomness)

@@ -86,11 +86,11 @@ class Loan:
             self.out = True
 
     def call_in(self):
-        """The first of these gradients is asked for: from now on only gradients lie here."""
+        """The first of these gradients is requested: from now on only gradients are stored here."""
         rejoin()  # what lay here may still be read
         if self.out and not self.loans.borrowed.call_in(self.address, self.nbytes):
             name = self.blocks[0].name
-            raise NumdiffError(f"results of the forward pass still lie where the gradients of {name} are to be "
+            raise NumdiffError(f"results of the forward pass are still where the gradients of {name} are to be "
                                "written: the model keeps an activation, or uses a parameter of this block after it; "
                                "set lends_gradients = False in its class.")
         zero_ranges(self.loans.parameters.grad, self._zeroed)
@@ -152,7 +152,7 @@ class Loans:
 
     def __exit__(self, error, *_):
         for loan in filter(lambda loan: loan.pending, self.loans):
-            if error is None:  # no gradient of it was asked for
+            if error is None:  # no gradient of it was requested
                 loan.call_in()
             else:
                 loan.forget()
@@ -196,7 +196,7 @@ def passing(module):
 
 def again():
     """For what the backward pass is to run again: a function that gives the context for it. What is allocated there is
-    gone once it has been played back, so that it may lie over the gradients of earlier blocks."""
+    gone once it has been played back, so that it may alias the gradients of earlier blocks."""
     if not _lenders or _lenders[-1].current is None:
         return contextlib.nullcontext
     return functools.partial(_lenders[-1]._again, _lenders[-1].current)

@@ -179,7 +179,7 @@ class Model(Module):
         return found
 
     def place(self) -> tuple:
-        """What a recorded evaluation depends on besides its inputs: where the weights lie, and the arithmetic."""
+        """What a recorded evaluation depends on besides its inputs: where the weights are, and the arithmetic."""
         return self.parameters.place(), np.dtype(self.dtype).name, (
             self.backend.tf32 if self.tf32 is None else self.tf32)
 
@@ -294,7 +294,7 @@ def edm_timesteps(sigma):
 
 
 def checked_timesteps(t, last):
-    """Timesteps as int32, or as float32 if they are floats; a `UsageError` unless all lie between 0 and `last`."""
+    """Timesteps as int32, or as float32 if they are floats; a `UsageError` unless all are between 0 and `last`."""
     t = np.asarray(t)
     if t.dtype.kind not in "iuf":
         raise UsageError(f"timesteps must be numbers, not {t.dtype}.")

@@ -13,7 +13,7 @@ may do a part of it: it has the moments and averages of its own part alone, and 
                     the copy from them. The step itself records which are which: `Parameter.read`
 
 So the copy of 16 bits is whole on every rank after a step, and the float32 where steps read it. The rest of the float32
-is each rank's own until somebody wants it: `gather_masters`, before reports, pictures, checkpoints and comparisons.
+is each rank's own until it is requested: `gather_masters`, before reports, pictures, checkpoints and comparisons.
 
 Parts are runs of the flat buffers, of nearly the same size, and end where a piece ends. Muon needs whole matrices: with
 it no part begins within one.

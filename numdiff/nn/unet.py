@@ -1,7 +1,7 @@
 """The UNet of "Diffusion Models Beat GANs on Image Synthesis" (Dhariwal and Nichol 2021, arXiv:2105.05233).
 
 The options of the public guided-diffusion implementation that say what is computed, for images (its `dims` of 2), and
-its parameter names: `numdiff convert` only changes how the numbers lie, channels last. Precision and recomputation,
+its parameter names: `numdiff convert` only changes the layout to channels last. Precision and recomputation,
 options of its model, belong to the training here. Read top-down: the blocks, then `UNet.__init__`, which lays them
 out, then `UNet.forward`.
 

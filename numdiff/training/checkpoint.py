@@ -144,7 +144,7 @@ def _file_checksum(file, size):
     file.seek(0)
     while size:
         data = file.read(min(size, CHUNK))
-        if not data:  # someone truncated it meanwhile: the checksum will not match
+        if not data:  # it was truncated meanwhile: the checksum will not match
             break
         checksum, size = zlib.crc32(data, checksum), size - len(data)
         tick()

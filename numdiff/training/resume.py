@@ -89,7 +89,7 @@ def say_new_rate(then, options, step, checkpoint):
     if min(abs(following - expected), abs(following - last)) <= 0.01 * last:
         return None
     text = f"goes from {last:.3g} in step {step:,} to {following:.3g} in step {step + 1:,}"
-    if {**then, "steps": 0} != {**now, "steps": 0}:  # this was asked for
+    if {**then, "steps": 0} != {**now, "steps": 0}:  # this was requested
         return text
     command = (f"numdiff train {options.model} --resume {shlex.quote(str(checkpoint))} --steps {now['steps']} "
                f"--lr-schedule constant --lr {last:.4g}")

@@ -286,7 +286,7 @@ def _train(options, trainer, previews, run_dir, output):
     peak = peak_flops(backend, options.precision)
     peak = peak and peak * communicator.size
     with quiet_overflows(), stop_signals() as request, contextlib.ExitStack() as held:
-        reporters, written, said = [], [], set()  # rank 0's; written: the first checkpoint, while it is on its way
+        reporters, written, said = [], [], set()  # rank 0's; written: the first checkpoint, while it is in flight
         communicator.first(lambda: reporters.append(held.enter_context(Reporter(
             run_dir, options.steps, options.batch, trainer.step, trainer.flops_per_step, peak, output=output))))
 

@@ -345,7 +345,7 @@ def _pixels(rng, folder):
 
 
 def _tags(rng, folder):
-    """Tags of a TIFF, and of a JPEG's EXIF, that lie over one another; scans of a JPEG without end."""
+    """Tags of a TIFF, and of a JPEG's EXIF, that are over one another; scans of a JPEG without end."""
     count, size = 4000, 60_000
     entries = b"".join(struct.pack("<HHLL", 1000 + i, 7, size - 100, 8) for i in range(count))
     tiff = struct.pack("<2sHL", b"II", 42, 8) + struct.pack("<H", count) + entries + bytes(4 + size)

@@ -285,7 +285,7 @@ def test_latents(tmp_path, out, rng, dtype, channels, form):
 
 
 def test_floats_that_may_be_either(tmp_path, out, rng):
-    """Three channels beyond the range of pixels, and alpha below 0, are asked for."""
+    """Three channels beyond the range of pixels, and alpha below 0, are requested."""
     np.savez(tmp_path / "a.npz", latents(rng, 3))
     with pytest.raises(UsageError, match="bring it to 0 … 255, 0 … 1 or -1 … 1 first, or add --latents"):
         import_dataset(tmp_path / "a.npz", out)

@@ -1,4 +1,4 @@
-"""The file that an import writes: whole or not there, and how the values lie in it."""
+"""The file that an import writes: whole or not there, and how the values are stored in it."""
 import errno
 import subprocess
 import threading

@@ -89,7 +89,7 @@ def test_what_is_borrowed_is_used_first_and_called_in_once_it_is_free():
     first = borrowed.allocate(512)
     assert first.arena is outer
     borrowed.lend(1 << 20, 1024)
-    borrowed.lend((1 << 20) + 1024, 1024)  # a neighbour: arrays may lie across both
+    borrowed.lend((1 << 20) + 1024, 1024)  # a neighbour: arrays may span both
     wide, rest, more = borrowed.allocate(1536), borrowed.allocate(300), borrowed.allocate(256)
     assert [wide.address, rest.address] == [1 << 20, (1 << 20) + 1536] and more.arena is outer
     assert not borrowed.call_in(1 << 20, 1024) and not borrowed.call_in((1 << 20) + 1024, 1024)

@@ -65,7 +65,7 @@ def begun(cache):
 
 
 def alive(process):
-    """Whether a process runs: one that has ended may wait for somebody to ask how."""
+    """Whether a process runs: one that has ended may wait to be reaped."""
     try:
         return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -121,7 +121,7 @@ def test_what_a_killed_process_left_is_removed(cache):
     remove_unfinished(cache.folder, 123)
     assert [path.exists() for path in left] == [False, True]
     cache.writable()
-    assert left[1].exists()  # it may be somebody's at work
+    assert left[1].exists()  # it may be in use
     os.utime(left[1], 2 * (int(time.time()) - 2 * kernel_cache.STALE,))
     cache.writable()
     assert not left[1].exists() and cache.has(KEY)

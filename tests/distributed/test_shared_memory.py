@@ -1,4 +1,4 @@
-"""What killed jobs leave in memory: removed, unless somebody has it."""
+"""What killed jobs leave in memory: removed, unless in use."""
 import mmap
 import os
 

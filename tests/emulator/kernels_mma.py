@@ -6,7 +6,7 @@ LAUNCH  grid (ceil(N / 64), ceil(M / 64)), blocks of 128 threads, 48 KiB of shar
 
 A block computes 64 × 64 of C; each of its four warps 32 × 32 of them, as 2 × 4 tensor-core tiles of 16 × 8.
 
-SWIZZLE  A tile's row is 64 float16, 128 bytes: all 32 banks once. So 16-byte chunks of the same column lie in the same
+SWIZZLE  A tile's row is 64 float16, 128 bytes: all 32 banks once. So 16-byte chunks of the same column are in the same
 four banks for all rows, and `ldmatrix`, which reads a chunk from each of eight rows at a time, would take eight times
 as long. Chunk c of row r is therefore kept at place c ^ (r % 8): eight rows, eight different places.
 """
@@ -21,7 +21,7 @@ CHUNKS = TILE // CHUNK  # of a tile's row
 TILE_BYTES = TILE * TILE * 2
 STAGES = 3
 SHARED = STAGES * 2 * TILE * TILE  # float16 of shared memory: the stages of A, then those of B
-PENDING = STAGES - 2  # groups that may still be on their way while a tile is multiplied
+PENDING = STAGES - 2  # groups that may still be in flight while a tile is multiplied
 
 
 @cuda.jit(device=True)

@@ -309,7 +309,7 @@ GEMM_FAULTS = {
         "tma_load_2d(a, map_a", "the TMA load's tile is at the shared address .*, which is not a multiple of 128"),
     "tile outside of shared memory": (
         [("return gemm, STAGES * STAGE", "return gemm, STAGES * STAGE - 128")], 2, "bounds",
-        "tma_load_2d(a + u32(A_BYTES), map_b", "the TMA load of 1024 bytes at the shared address .* does not lie in"),
+        "tma_load_2d(a + u32(A_BYTES), map_b", "the TMA load of 1024 bytes at the shared address .* is not in"),
     "mbarrier at a misaligned address": (
         [("base, full0 = smem_u32(tiles), smem_u32(barriers)", "base, full0 = smem_u32(tiles), smem_u32(barriers) + "
                                                                "u32(4)")],
@@ -529,7 +529,7 @@ UNIT_FAULTS = {
                                                                                                "start, "
                        "descriptors[1] + start + u64(128)\n        acc")], "bounds", "            wgmma(acc, da, db, "
                                                                                      "i32(0))",
-        "matrix B of the wgmma, from the shared address 0x[0-9a-f]+ on, does not lie in the block's shared memory"),
+        "matrix B of the wgmma, from the shared address 0x[0-9a-f]+ on, is not in the block's shared memory"),
     "accumulators of the younger group read": (
         run_groups, [("        out[t, i] = first[i]", "        out[t, i] = second[i]")], "wgmma", "out[t, i] = "
                                                                                                   "second[i]",

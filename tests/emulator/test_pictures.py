@@ -220,7 +220,7 @@ def test_what_of_a_box_lies_outside_comes_as_zeros(at):
     inside = [max(0, min(b, d - c) - max(0, -c)) for c, b, d in zip(at, box, dims, strict=True)]
     outside = 32 * 8 - inside[0] * inside[1]
     assert np.count_nonzero(arrived == 0) == outside
-    assert f"{outside} of the box's 256 places lie outside" in texts(picture)
+    assert f"{outside} of the box's 256 places are outside" in texts(picture)
     assert f"box at x = {at[0]}, y = {at[1]}" in texts(picture)
     # the drawn rectangles: tensor, box (hatched), what of the box is in the tensor
     drawn = [s for s in picture.shapes if s[0] == "rectangle"]
@@ -266,7 +266,7 @@ def test_a_box_of_pixels_over_an_image():
     assert "box at x = -1, y = 5" in said and "box at x = 0, y = 6" in said
     assert said.count("8 in dimension 0") == 2
     # x from -1 to 2, y from 5 to 7 of 0 … 8, 0 … 6: a column and a row; then two rows
-    assert "6 of the box's 12 places lie outside" in said and "8 of the box's 12 places lie outside" in said
+    assert "6 of the box's 12 places are outside" in said and "8 of the box's 12 places are outside" in said
     assert said[0] == "Tensor copies of map_x"
 
 

@@ -238,7 +238,7 @@ def test_a_group_of_cp_async_completes_at_the_wait_that_covers_it(mma):
         groups = [e for e in mma.of("copy") if e.text == f"cp.async group of warp {warp}"]
         issued = [e.start for e in mma.of("copy issued", f"warp {warp}")]
         assert [e.start for e in sorted(groups, key=lambda e: e.start)] == issued
-        # the wait leaves one group on its way: tile 0 is there at the first barrier, tile 1 at the second
+        # the wait leaves one group in flight: tile 0 is there at the first barrier, tile 1 at the second
         assert issued[0] < groups[0].end < first
         assert issued[1] < first < groups[1].end < second
     assert {e.row for e in mma.of("copy")} == {"TMA"}

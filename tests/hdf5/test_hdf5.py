@@ -168,7 +168,7 @@ def gzip_bomb(folder, file):
 
 
 def shared_chunks(folder, file):
-    """All chunks in the index lie at one place."""
+    """All chunks in the index are at one place."""
     images = file.create_dataset("images", (64, 8, 8, 3), np.uint8, chunks=(1, 8, 8, 3))
     images[:] = 1
     file.flush()

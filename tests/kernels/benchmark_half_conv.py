@@ -74,7 +74,7 @@ def torch_pass(torch, x, weight, dy, name):
 
 
 def measured(jobs):
-    """Median microseconds of a call of each job (replay, wait), taken in turns."""
+    """Median microseconds of a call of each job (replay, wait), taken alternately."""
     times = [[] for _ in jobs]
     for turn in range(REPLAYS + 2):
         for k, (run, wait) in enumerate(jobs):

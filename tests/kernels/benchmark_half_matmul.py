@@ -5,7 +5,7 @@
     python -m tests.kernels.benchmark_half_matmul --pairs no,yes              blocks alone, then in pairs
 
 Each product is checked first: some rows against float64, and all of it against PyTorch's. Then both are recorded as
-CUDA graphs of several launches over rotating buffers, which are replayed in turns; printed are medians. A weight's
+CUDA graphs of several launches over rotating buffers, which are replayed alternately; printed are medians. A weight's
 gradient is added to a float32 array here, with the bias's gradient unless --no-row-sums, while cuBLAS writes a new
 float16 one; fc1-gelu, fc2-gelu-gradient, w12-swiglu and w3-swiglu-gradient have an activation or its backward at their
 end, and cuBLAS has none; fc2-gelu-again-gradient writes GELU(u) over u as well, as training does. predicted: the

@@ -5,7 +5,7 @@
 Second passes count: those that may wait do so until the block's end, as in a backward pass. Weights' gradients are
 written, biases' added to. The launch of all is timed with each width of tiles, with tiles cut and whole; the launcher's
 choice has a star. estimate: the launchers'. All are recorded as CUDA graphs of several calls over rotating buffers,
-which are replayed in turns; printed are medians.
+which are replayed alternately; printed are medians.
 """
 import argparse
 import itertools

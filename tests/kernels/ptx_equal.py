@@ -244,7 +244,7 @@ def work(tree, jobs):
     import numdiff
     package = pathlib.Path(numdiff.__file__).resolve().parent
     assert package.parent == pathlib.Path(tree).resolve(), package
-    sources = Sources(package)  # before its modules are imported: somebody may be editing them
+    sources = Sources(package)  # before its modules are imported: they may be edited
     from numdiff.device.ptx import capabilities_of
     launches, kernels = collect_launches()
     print(json.dumps(launches), file=answers, flush=True)

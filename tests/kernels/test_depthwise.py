@@ -162,7 +162,7 @@ def test_the_choice(engine, monkeypatch):
 
 
 def test_the_norm_is_in_the_same_kernel_where_that_is_faster():
-    """Not where the convolution is by TMA, nor where tiles are few; it can be asked for."""
+    """Not where the convolution is by TMA, nor where tiles are few; it can be requested."""
     def launched(card, shape, **how):
         def run(device):
             half = [empty(s, np.float16, like=upload(np.zeros(1), device)) for s in (shape, (7, 7, shape[3]))]

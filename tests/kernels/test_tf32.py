@@ -130,7 +130,7 @@ def test_epilogue(engine, rng, monkeypatch, slices):
 
 @quick(lambda engine: engine != "emulator")  # `numdiff kernels check` has the kernels, test_strides the distances
 def test_batches_and_strides(engine, rng, monkeypatch):
-    """Attention multiplies slices of a packed array where they lie, an inner batch within an outer one."""
+    """Attention multiplies slices of a packed array in place, an inner batch within an outer one."""
     choose_small(engine, monkeypatch)
     monkeypatch.setattr(engine.backend, "tf32", True)
     B, T, heads, HS = (2, 8, 2, 8) if engine.name == "emulator" else (3, 68, 5, 36)

@@ -249,7 +249,7 @@ def test_a_broken_invariant_is_reported(kind):
                             num_classes=3, device="cpu"), batch=2)
 
     step, host = made(), HostArena()
-    with host.under(step), pytest.raises(NumdiffError, match=r"still lie where the gradients of blocks\.[01] are to be "
+    with host.under(step), pytest.raises(NumdiffError, match=r"are still where the gradients of blocks\.[01] are to be "
                                                              r"written.*lends_gradients = False"):
         step.run()
     assert not any(p.loan for p in step.model.parameters.parameters.values())

@@ -1,4 +1,4 @@
-"""Statistics on their way from a convolution to the GroupNorm that reads its result, in the emulator."""
+"""Statistics passed from a convolution to the GroupNorm that reads its result, in the emulator."""
 import functools
 
 import numpy as np

@@ -5,7 +5,7 @@
 Each argument is a checkout: of willisma/SiT, hustvl/LightningDiT, crowsonkb/k-diffusion or NVlabs/edm, recognised by
 its files. Nothing of them is part of numdiff: they are imported from the checkout, and run on the CPU in float32. It
 needs PyTorch and what they import (timm with torchvision, einops, torchdiffeq, torchsde, scipy, tqdm); of fairscale
-only names are asked for.
+only names are requested.
 
 A line says what is compared and the largest difference, as a share of the largest number; samples of a distribution
 are compared by their quantiles. Exit code 1 where one is larger than its bound.

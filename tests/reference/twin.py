@@ -30,7 +30,7 @@ def timestep_embedding(t, dim, max_period=10000.0):
 
 
 def attention(qkv, heads, order):
-    """(B, 3C, T) → (B, C, T). "legacy": the channels lie [head][q, k, v][HS]; "new": [q, k, v][head][HS]."""
+    """(B, 3C, T) → (B, C, T). "legacy": the channels are [head][q, k, v][HS]; "new": [q, k, v][head][HS]."""
     batch, width, length = qkv.shape
     size = width // (3 * heads)
     if order == "legacy":

@@ -127,7 +127,7 @@ def test_prune_keeps_the_newest_valid(tmp_path):
 
 
 def test_a_request_for_a_pruned_checkpoint_is_refused(tmp_path):
-    """As someone who makes samples while the run goes on."""
+    """As when samples are made during the run."""
     save_steps(tmp_path, 1, 2, 3)
     prune_checkpoints(tmp_path, 1)
     for ask in (load_checkpoint, find_checkpoint, numdiff.load):

@@ -308,7 +308,7 @@ def test_a_non_finite_loss_stops_with_its_name_and_leaves_the_weights(device):
 
 
 def test_reports_come_late_and_whole(monkeypatch):
-    """As on a GPU, where a list of reports is asked for and looked at some steps later."""
+    """As on a GPU, where a list of reports is requested and looked at some steps later."""
     monkeypatch.setattr(Readback, "lag", 4)
     trainer = make(model="toy")
     seen = [(trainer.step, [r.step for r in reports]) for reports in trainer.run(13, report_every=5)]

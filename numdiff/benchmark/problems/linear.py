@@ -27,7 +27,7 @@ def linear_group_backward(x, flat, gradients, dys, version=None):
 
 
 def stack_of(weights, biases, D):
-    """(weights, biases) of DEPTH layers that lie one after the other in two arrays."""
+    """(weights, biases) of DEPTH layers that are one after the other in two arrays."""
     N = 6 * D
     return ([weights[at:at + N * D].reshape(N, D) for at in range(0, DEPTH * N * D, N * D)],
             [biases[at:at + N] for at in range(0, DEPTH * N, N)])

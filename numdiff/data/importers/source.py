@@ -27,7 +27,7 @@ short = _reprs.repr  # of a value from a file, whatever its size
 
 @dataclass
 class Item:
-    """One image on its way in.
+    """One image of an import.
 
     `with load(wanted) as image` gives a PIL image or an array (H, W, C), uint8 or of floats, or raises `Unreadable`;
     wanted is the size that it will be brought to, or None.

@@ -238,7 +238,7 @@ def nothing_yet():
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_queries(qkv, dy, logsumexp, D, head, problem, query, t):
-    """A tile of queries, from `query` on, starts on its way into registers: q, dy, and one of their L and D."""
+    """A tile of queries, from `query` on, starts loading into registers: q, dy, and one of their L and D."""
     exist = problem.T - query
     return (fetch_tile(qkv, head.start + query * problem.width, problem.width, exist, t, HS, THREADS),
             fetch_tile(dy, head.dy_start + query * head.dy_step, head.dy_step, exist, t, HS, THREADS),
@@ -366,7 +366,7 @@ def flash_attention_backward_kernel_v2(dy, qkv, logsumexp, D, dqkv, dq, problem)
             cuda.syncthreads()
             store_scores(shared, me, scale * LOG2_E)
             cuda.syncthreads()
-            # the next queries start on their way; after the last, the first, for the next tile of keys
+            # the next queries start loading; after the last, the first, for the next tile of keys
             ahead = int32(first + QUERIES)
             query = int32(ahead if ahead < T else 0)
             q_next, dy_next, number_next = fetch_queries(qkv, dy, logsumexp, D, head, problem, query, t)

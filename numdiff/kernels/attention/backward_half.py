@@ -11,7 +11,7 @@ WHAT IS NEW, AND WHY IT PAYS
     to avoid atomics, one kernel for dq and one for dk and dv, computes S and dP twice: 7 products instead of 5. A
     chunk's dq costs 8 bytes for each 5·256·2 FLOPs: less than a third of the time of two more products, and nothing for
     the lengths that image models have.
-    A block that has all keys of its head also computes the sums D of dy · y, while the first tiles are on their way: no
+    A block that has all keys of its head also computes the sums D of dy · y, while the first tiles are in flight: no
     separate kernel reads both arrays for them, and dy's second reading comes from the L2 cache.
 A ROUND, for 16 queries of the tile: 4 + 4 loads of fragments from q and dy feed 4 products (ldmatrix, and .trans for
     the two that sum over queries); k's and v's fragments stay in registers as far as these suffice (HS 32; k's for 64).
@@ -487,11 +487,11 @@ def flash_attention_backward_kernel_v3(dy, qkv, logsumexp, D, dqkv, dq, problem,
         clear(r.dv, TOTALS)
         stage = int32(STAGES)
         cp_async_wait(1)  # this thread's part of the first tile is there
-        cuda.syncthreads()  # so is everybody's
+        cuda.syncthreads()  # so are all parts
         while first < T:
             add_queries(r, shared, k_tile, stage, first, exist, c, opaque(t))
             cp_async_wait(0)  # this thread's part of the next tile is there
-            cuda.syncthreads()  # so is everybody's; dS is complete, and this tile is no longer read
+            cuda.syncthreads()  # so are all parts; dS is complete, and this tile is no longer read
             ahead = int32(first + 2 * QUERIES)
             if ahead < T:
                 t_next = opaque(t)
@@ -504,7 +504,7 @@ def flash_attention_backward_kernel_v3(dy, qkv, logsumexp, D, dqkv, dq, problem,
             stage = int32(2 * STAGES + STAGE - stage)
             first = int32(first + QUERIES)
 
-        cuda.syncthreads()  # k is no longer read: a warp's rows of k and v take its dk and dv on their way
+        cuda.syncthreads()  # k is no longer read: a warp's rows of k and v hold its dk and dv before the store
         write_keys(r, shared, dqkv, head_again(problem).start, problem, first_key, opaque(t))
         first_key = int32(first_key + KEYS)
         fresh = False

@@ -7,7 +7,7 @@ WHAT IS NEW, AND WHY IT PAYS
     The online softmax is done once a tile, not once a key: the maximum of a row's 64 scores is found by its 8 threads
     (8 scores each, then three shuffles), then one correction of l and o, then 64 exponentials. Each thread sums its own
     share of l to the end, and only then the 8 shares are added: a correction is the same for all of them.
-    The next tiles of k and v are on their way from memory, into registers, while the outputs are computed.
+    The next tiles of k and v are in flight from memory, into registers, while the outputs are computed.
     Exponentials are powers of two, which the hardware has: q is multiplied by log₂e / √HS as it is loaded.
     Scores reach the second product through shared memory, but only threads of one warp share them: no barrier.
 LAUNCH
@@ -344,7 +344,7 @@ def flash_attention_forward_kernel_v2(qkv, y, logsumexp, T, width, head_step, pa
         outputs = shrink_outputs(outputs, shrink, shrink_16)
         cuda.syncwarp()
         first = int32(first + KEYS)
-        if EARLY:  # the next tiles, zeros after the last, start on their way
+        if EARLY:  # the next tiles, zeros after the last, start loading
             at = start + part + first * width
             k_next = fetch_tile(qkv, at, width, T - first, t, HS, THREADS)
             v_next = fetch_tile(qkv, at + part, width, T - first, t, HS, THREADS)

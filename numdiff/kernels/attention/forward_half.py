@@ -192,7 +192,7 @@ def add_values(r, v_tile):
 
 @cuda.jit(device=True, forceinline=True)
 def write_outputs(r, shared, y, logsumexp, first_query, T, scale, t):
-    """The epilogue: q's rows in shared memory, which no other warp reads, take the warp's outputs on their way."""
+    """The epilogue: q's rows in shared memory, which no other warp reads, hold the warp's outputs before the store."""
     head, image, heads = cuda.blockIdx.y, cuda.blockIdx.z, cuda.gridDim.y
     lane, warp = int32(t % WARP), int32(t // WARP)
     patch = int32(warp * ROWS * PITCH)

@@ -268,7 +268,7 @@ def first_scores(r, q, q_ninth, k, zeros, T, c):
 @cuda.jit(device=True, forceinline=True)
 def add_tile(r, q, q_ninth, k, v, zeros, left, c, keys, ahead, ahead_parity):
     """One round of the main loop: the scores of a tile at k, of whose keys `left` exist, and with them under way the
-    outputs of the tile before, whose P is packed and whose values lie at v. Returns what rescales the outputs.
+    outputs of the tile before, whose P is packed and whose values are at v. Returns what rescales the outputs.
 
     ahead, ahead_parity: the stage after this one, which is waited for here if it has keys
     """

@@ -9,7 +9,7 @@ A TILE
         by_chunk   row l % 8 + 8·(l / 16), chunk l / 8 % 2         B stored (N, K); A stored (K, M), with .trans
     l is the lane. For HS 72, 64 of it make four products of 16 deep, the rest one of 8 (m16n8k8).
 ACCUMULATORS AS OPERANDS
-    Where the accumulators of an m16n8 lie, two neighbours of row l / 4 and two of the row 8 below, is where an operand
+    Where the accumulators of an m16n8 are, two neighbours of row l / 4 and two of the row 8 below, is where an operand
     A of float16 has its numbers. So the scores, rounded and packed, are the left side of the next product.
 SOURCE
     PTX ISA, section 9.7.14.5; ../../emulator/fragments.py.

@@ -1,4 +1,4 @@
-"""Flash attention on arrays: which kernel runs, and where the heads of a packed qkv lie.
+"""Flash attention on arrays: which kernel runs, and where the heads of a packed qkv are.
 
 THE CHOICES
     version    float16: 5 on sm_90a for more than 64 tokens, 3 from sm_80 on, else 1. float32: 4 from sm_80 on, else 2.

@@ -16,7 +16,7 @@ WHICH LANE IS WHO
     lanes apart by 2) want the same 16. With this order both kinds of load do: along x eight different addresses for two
     lanes each, along y two for eight lanes each.
 THE BANKS
-    Rows of a tile lie HS + 4 numbers apart. Then neighbouring rows start 4, 4 or 12 banks apart (HS 32, 64, 72): eight
+    Rows of a tile are HS + 4 numbers apart. Then neighbouring rows start 4, 4 or 12 banks apart (HS 32, 64, 72): eight
     of them are in different banks, and so are rows 4y and 4(y+1).
 POSITIONS
     Scores go to shared memory as 16-byte stores: a row's scores for keys x, x+8, x+16, x+24 side by side. So position

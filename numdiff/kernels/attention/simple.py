@@ -53,7 +53,7 @@ def add_scaled(o, factor, tile, row, HS):
 
 @cuda.jit
 def row_sums_kernel_v1(dy, y, D, rows, T, heads, HS):
-    """D (B, heads, T), the products of the rows of dy and y, which lie in memory as (B, T, heads)."""
+    """D (B, heads, T), the products of the rows of dy and y, which are in memory as (B, T, heads)."""
     row = cuda.grid(1)
     if row < rows:
         total = float32(0)

@@ -7,7 +7,7 @@ WHAT IT DOES
     of which the last is below 2⁻²⁰ of the first and is left out. For the two in the middle bfloat16 is enough: 7
     mantissa bits, with the range of float32. Their rounding costs some 2⁻¹⁹ of a product, now up, now down.
     An mma of bfloat16 is 16 deep and takes as long as one of tf32 that is 8 deep. So l and x of eight columns of the
-    left side lie side by side in one fragment, x and l of the right side in another, and one mma does both: two mma
+    left side are side by side in one fragment, x and l of the right side in another, and one mma does both: two mma
     stand for what the other units do in 32 instructions, where tf32 alone (3×TF32) takes three.
 FRAGMENTS OF 32 BITS
     A row of a tile has HS + 4 numbers, an odd number of chunks of 16 bytes. Along a row ldmatrix serves numbers of 32

@@ -83,7 +83,7 @@ def attention_backward_reference(dy, qkv, probabilities, heads, order="legacy"):
     return dqkv
 
 
-# Where the matrices lie -----------------------------------------------------------------------------------------------
+# Where the matrices are -----------------------------------------------------------------------------------------------
 
 def qkv_matrices(qkv, heads, order):
     """q, k and v as `Matrices` (T, HS): outer batch the images, inner batch the heads."""

@@ -7,7 +7,7 @@
     winograd_rows.py     image by image, where BLAS gives no equal bits to several: 4 long products instead of 6
     tiles.py             what the float32 rungs by tiles share
     flip.py              the weight of an input gradient
-    implicit.py      v3  the matrix is gathered on the way and never written
+    implicit.py      v3  the matrix is gathered while loading and never written
     implicit_weight_gradient.py  v3  the same for dweight: pixels are the inner dimension
     im2win.py        v7  the windows along a row written once, and overlapping: a rung off the ladder
     narrow.py        v3  three channels: one thread a pixel

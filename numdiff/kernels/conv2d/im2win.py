@@ -20,9 +20,9 @@ SHAPES
 VERSIONS
     of the transform: v1 naive: one thread a number.
        v2 vectorised: one thread four channels, by 16-byte loads and stores.
-    of the convolution: v7 im2win, only where it is asked for: `conv2d_forward(…, version="im2win")`. Its products are
+    of the convolution: v7 im2win, only where it is requested: `conv2d_forward(…, version="im2win")`. Its products are
        implicit.py's without the bookkeeping: no tap, no test whether it is inside the image; a thread's next numbers
-       always lie STEP further on. It writes and reads kernel / stride times x where im2col has (kernel / stride)² times
+       are always STEP further on. It writes and reads kernel / stride times x where im2col has (kernel / stride)² times
        x. But implicit.py writes and reads nothing: it pays with a few integer instructions, every C / 8 steps, which
        overlap 512 multiply-adds a thread. So im2win is a rung to learn from, not the one that is launched. Its
        idea pays where the gathering cannot be hidden: with three channels, of which implicit.py takes number by number,
@@ -184,7 +184,7 @@ def im2win_forward_kernel_v2(x, win, layout):
 # where it begins, once, and then walks along it.
 
 class Windows(NamedTuple):
-    """Where windows lie: Wo in a row of win, which has `columns` columns of `length` numbers; from window to window
+    """Where windows are: Wo in a row of win, which has `columns` columns of `length` numbers; from window to window
     `stride` columns; K numbers in each."""
 
     Wo: int
@@ -248,7 +248,7 @@ def conv2d_forward_kernel_v7(win, filters, bias, y, windows, pixels, N, part_ste
 
 # Weight gradient ------------------------------------------------------------------------------------------------------
 # As in implicit.py pixels are the inner dimension, eight neighbours of a line a step, and a thread keeps its columns.
-# A line's windows lie one after the other, and so do the lines, whichever image they are of: nothing else to know.
+# A line's windows follow one another, and so do the lines, whichever image they are of: nothing else to know.
 # Columns are counted C4 a tap, C rounded up to whole fours, and a tap is (v, u) here; dweight has (u, v).
 
 @cuda.jit(device=True)

@@ -65,7 +65,7 @@ LARGEST_KERNEL = 15  # a window's rows and columns are kept as 16 bits each
 @cuda.jit(device=True)
 def window(pixel, pixels, H, W, C, Ho, Wo, kernel, stride):
     """Where an output pixel's window starts in x (perhaps before it), and which of its rows (bits 0 …) and columns
-    (bits 16 …) lie inside the image. A pixel beyond the last sees nothing."""
+    (bits 16 …) are inside the image. A pixel beyond the last sees nothing."""
     image, rest = divide(pixel, int32(Ho * Wo))
     i, j = divide(rest, Wo)
     top = int32(i * stride - kernel // 2)

@@ -1,4 +1,4 @@
-"""The weight gradient as an implicit GEMM: pixels are the inner dimension, columns of col are gathered on the way.
+"""The weight gradient as an implicit GEMM: pixels are the inner dimension, columns of col are gathered while loading.
 
 MATHEMATICS
     dweight[n, k] += Σ_p dy[p, n] · col[p, k]       as in implicit.py; k = (r, s, c): tap and channel
@@ -7,7 +7,7 @@ WHAT A THREAD KNOWS
     finds its tap and channel once; what moves is the pixel. The 8 pixels of a step are neighbours in one row of dy, so
     the walk from pixel to pixel is the same for all threads and needs no division. (A row that is no multiple of 8 ends
     with zeros.) In both operands a tile's long side is contiguous: a warp reads 512 neighbouring bytes of x and 256 or
-    512 of dy, and nothing is transposed on the way to shared memory. Columns are counted C4 a tap, C rounded up to
+    512 of dy, and nothing is transposed while loading to shared memory. Columns are counted C4 a tap, C rounded up to
     whole fours.
 LAUNCH, DETERMINISM, COST, SOURCE
     as implicit.py

@@ -4,7 +4,7 @@ MATHEMATICS
     as in implicit.py, whose matrix col is gathered here, too, without being written:
     forward           y[p, n] = Σ_k col[p, k] · weight[n, k] + bias[n] + channel[image, n] + residual[p, n]
     weight gradient   dweight[n, k] += Σ_p dy[p, n] · col[p, k]
-    input gradient    the forward over dy with the flipped weight. Where the stride is more than 1, dy's pixels lie that
+    input gradient    the forward over dy with the flipped weight. Where the stride is more than 1, dy's pixels are that
                       far apart in the image that is convolved, with zeros between them (`spread`).
 SHAPES
     as in direct.py; x, weight, y, dy, dx, residual float16, bias, channel, dweight float32; C and N multiples of 8
@@ -55,7 +55,7 @@ THREADS = 128
 TILE_M, TILE_N = 128, 64  # pixels and channels of a block
 BK = 32  # channels of a step: a row of a tile is 64 bytes, four chunks of 16
 STAGES = 3
-PENDING = STAGES - 2  # groups of copies that may be on their way when a step begins
+PENDING = STAGES - 2  # groups of copies that may be in flight when a step begins
 STAGE = (TILE_M + TILE_N) * 2 * BK  # bytes
 SHARED = STAGES * STAGE
 OUT_ROW = TILE_N + 8  # float16 from one pixel's results to the next: a warp's writes meet all banks
@@ -70,7 +70,7 @@ THREADS_WANTED = 132 * 4 * THREADS  # in the gradient's grid
 
 @cuda.jit(device=True, forceinline=True)
 def place_in(row, chunk):
-    """Byte of a 16-byte chunk of a row of 64 bytes: swizzled, so that eight rows' chunks lie in different banks."""
+    """Byte of a 16-byte chunk of a row of 64 bytes: swizzled, so that eight rows' chunks are in different banks."""
     return uint32(row * 64 + (chunk ^ ((row >> 1) & 3)) * 16)
 
 
@@ -203,7 +203,7 @@ def conv2d_forward_kernel_v4(x, weight, addends, y, geometry, spread, pixels, ad
 
 
 # Weight gradient ------------------------------------------------------------------------------------------------------
-# Both tiles lie with their inner dimension, the pixels, across: ldmatrix turns them on the way to registers.
+# The inner dimension of both tiles, the pixels, runs across: ldmatrix transposes them while loading to registers.
 
 @cuda.jit(device=True, forceinline=True)
 def place_of_pixel(pixel, chunk):

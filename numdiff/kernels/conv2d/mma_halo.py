@@ -24,7 +24,7 @@ TILES
     Tiles of 128 pixels (two rows a warp) are for problems with few of them.
 SWIZZLE
     A pixel's 32 channels are four chunks of 16 bytes. Chunk c of a pixel in column h of the halo tile is stored at
-    c ^ (h / 2 % 4): eight neighbours in a row, from any column on, lie in eight different groups of four banks.
+    c ^ (h / 2 % 4): eight neighbours in a row, from any column on, are in eight different groups of four banks.
 LAUNCH
     grid (blocks, channels / 64), 128 threads, two blocks on a multiprocessor. Dynamic shared memory: 79 KiB for 16 × 16
     pixels, 89 for four times 8 × 8; every card from sm_80 on has 99, those of 8.0 and 9.0 room for two such blocks.

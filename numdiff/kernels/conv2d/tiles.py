@@ -78,7 +78,7 @@ def write_four(out, at, left, v0, v1, v2, v3, by_four):
 
 @cuda.jit(device=True)
 def scatter(tile, at, v):
-    """Four neighbouring k of one pixel go to four rows of the tile, which is k-major: transposed on the way."""
+    """Four neighbouring k of one pixel go to four rows of the tile, which is k-major: transposed while loading."""
     at = uint32(at)
     tile[at] = v[0]
     tile[at + ROW] = v[1]

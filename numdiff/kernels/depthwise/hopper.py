@@ -12,7 +12,7 @@ WHAT IS NEW
 WHY IT PAYS
     Counted for 128 outputs of 7 × 7 taps in strips of 7 rows: 11 cycles of shared memory to read pixels, where version
     3 has 28, 9 for the outputs and TMA; 6 to issue, where it has 20; none of the 30 for lines of the L1 cache, which
-    TMA leaves out. 7 products, as there. A multiprocessor has 85 KB on their way while it multiplies: memory at 4.1
+    TMA leaves out. 7 products, as there. A multiprocessor has 85 KB in flight while it multiplies: memory at 4.1
     TB/s with 0.7 µs of latency asks for 22.
     For 64×56×56×96 on an H200 27 µs were predicted, and 29 came, where version 3 takes 65 and memory alone 19; shared
     memory asks for 15, tensor cores for 9 to 11, one eighth of each for columns from 56 on.
@@ -356,7 +356,7 @@ FORWARD = Variants([(kernel, height, residual) for kernel in KERNELS for residua
 # Launcher -------------------------------------------------------------------------------------------------------------
 
 def height_of(H, kernel, residual):
-    """Rows of a strip, so that the fewest rows of tiles lie below an image."""
+    """Rows of a strip, so that the fewest rows of tiles are below an image."""
     return min(heights(kernel, residual), key=lambda height: -(-H // (STRIPS * height)) * height)
 
 

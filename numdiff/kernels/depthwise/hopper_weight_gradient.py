@@ -9,7 +9,7 @@ WHAT IS NEW
     x has two stages; dy has one, which is free as soon as it is in registers, before the first product.
 WHY IT PAYS
     Counted for 128 pixels of 7 × 7 taps in strips of 7 rows: 13 cycles of shared memory to read, 5 for TMA to write; 7
-    to issue; 7 products. 81 KB of x and 59 of dy are on their way while a tile is multiplied.
+    to issue; 7 products. 81 KB of x and 59 of dy are in flight while a tile is multiplied.
     For 64×56×56×96 on an H200 28 µs were predicted, with 3 for the sums over blocks, and 32 came, where version 3 takes
     65 and memory alone 19; shared memory asks for 14, tensor cores for 9 to 11.
 LAUNCH
@@ -20,7 +20,7 @@ BANKS
     strips read 8 bytes each. So the strips begin 2 or 4 pixels apart, modulo 8: rows of x are 38 pixels long with
     strips of 7 rows, 39 with strips of 4, those of dy 34 or 33. Two lanes still share a bank, as in hopper.py.
 DETERMINISM
-    a block adds up its tiles in their order; the blocks' sums lie in an array of their own, which reduce.py adds up.
+    a block adds up its tiles in their order; the blocks' sums are in an array of their own, which reduce.py adds up.
     With another number of multiprocessors the blocks have other tiles.
 SOURCE
     as hopper.py and mma.py.
@@ -207,7 +207,7 @@ def multiply_tiles(memory, x_ring, dy_ring, partial, work, image):
     c = int32(piece * CHANNELS + 4 * warp)
     column, strip = int32(lane >> 2), int32(lane & 3)
     first = int32(strip * STRIP * PITCH)
-    # of the last block columns 6 and 7 are taps' that there are not, and lie outside
+    # of the last block columns 6 and 7 are taps' that there are not, and are outside
     where = Lane(int32(first + column), int32(first + 32 + min(column, 5)), int32(strip * STRIP * DY_PITCH + column),
                  warp)
     acc, gradients = cuda.local.array(SUMS, "float32"), cuda.local.array(GRADIENTS, "uint32")

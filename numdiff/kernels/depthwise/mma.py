@@ -187,7 +187,7 @@ def load_bands(bands, weight, first, image):
 
 # Forward and dx -------------------------------------------------------------------------------------------------------
 # A fragment's 16 rows are 8 rows of pixels in two runs: the first and the third, the second and the fourth. Matrices S0
-# to S4 of 8 × 8 pixels serve all four, and S0 … S3 lie in registers as both take them: the second two share (S1, S3),
+# to S4 of 8 × 8 pixels serve all four, and S0 … S3 are in registers as both take them: the second two share (S1, S3),
 # and multiply in two steps of k. Of a band's two words in a lane one is always zero: distances k - n from 8 on in the
 # one, below -1 in the other.
 

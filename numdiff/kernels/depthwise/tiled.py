@@ -12,7 +12,7 @@ LAUNCH
     float32): 256 threads (128); 39 KB of shared memory for 7 × 7 taps. dweight: blocks of `kernel` warps, each with a
     slice and a chunk of tiles of 8 × 16 pixels; 29 KB.
 DETERMINISM
-    the chunks' parts of dweight lie in an array of their own, which reduce.py adds up.
+    the chunks' parts of dweight are in an array of their own, which reduce.py adds up.
 COST
     as in reference.py: memory in float32, arithmetic in float16.
 SOURCE
@@ -38,7 +38,7 @@ GRADIENT_ROWS = 8  # of pixels in a tile of the weight gradient, so that x and d
 # WHAT IS NEW: neighbouring outputs share all but a column of what they see. A block of 16 × 16 outputs reads 22 × 22
 # pixels once, not 49 times, and a thread with eight outputs in a row reads 14 pixels of a row of taps, not 56.
 # WHY IT PAYS: version 1 has two loads for every product; here it is 21 loads of four numbers for 224 products.
-# Rows of the tile are an odd number of pixels, of 64 bytes, apart, so that two rows' pixels lie in different banks.
+# Rows of the tile are an odd number of pixels, of 64 bytes, apart, so that two rows' pixels are in different banks.
 
 K, SLICE, ROWS, COLUMNS = Constant(), Constant(), Constant(), Constant()  # taps a row, channels, a tile's pixels
 HALO_ROWS, HALO_COLUMNS = Constant(lambda ROWS, K: ROWS + K - 1), Constant(lambda COLUMNS, K: COLUMNS + K - 1)

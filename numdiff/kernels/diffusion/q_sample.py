@@ -1,4 +1,4 @@
-"""The forward diffusion process: noise an image to a timestep, the velocity that a model may be asked for, a weight.
+"""The forward diffusion process: noise an image to a timestep, the velocity that a model may predict, a weight.
 
 MATHEMATICS
     x_t = √ᾱ_t · x_0 + √(1 - ᾱ_t) · eps

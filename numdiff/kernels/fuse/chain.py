@@ -274,7 +274,7 @@ class Fused(Variants):
                 raise ValueError(f"{self.name}: {a} is {value.dtype}: cast it to float32, float16 or bfloat16.")
 
     def _version(self, plan, like, version):
-        """The version that is asked for, or the widest whose neighbours all read neighbours."""
+        """The version that is requested, or the widest whose neighbours all read neighbours."""
         row = plan.row(like.shape)
         supported = [v for v, width in self.widths.items() if row % width == 0 and len(plan.sums) * width <= MAX_SUMS
                 and supports(like, self["forward", v])]

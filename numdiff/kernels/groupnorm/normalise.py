@@ -5,7 +5,7 @@ WHAT IS NEW, AND WHY IT PAYS
     writes, and memory idles in between. But the convolution that wrote x had every number in a register. It leaves the
     mean and the variance of each pair of channels over each 8 × 8 pixels (conv2d/hopper/), 1/32 of x's bytes, and
     now nothing keeps this kernel from streaming: a block asks for its first pixels, joins the statistics while they are
-    on their way, and then reads and writes alternately. A block may have any pixels, so all channels of a pixel are
+    in flight, and then reads and writes alternately. A block may have any pixels, so all channels of a pixel are
     read together, in full lines of memory, however many pixels there are.
 STATISTICS
     (B, chunks, 2, C / 2) float32, for each chunk of a sample's pixels: the means of pairs of neighbouring channels,
@@ -79,7 +79,7 @@ class StreamCut(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where in `sums` (registers are short) weight and bias lie, and the groups' means and rstd: behind two numbers of
+    """Where in `sums` (registers are short) weight and bias are, and the groups' means and rstd: behind two numbers of
     each thread."""
 
     weights: int
@@ -153,7 +153,7 @@ def load_affine(sums, places, c, width, scales, shifts):
 
 @cuda.jit(device=True, forceinline=True)
 def stream(x, y, words, p, end, rows, i, step, i_y, step_y, scales, shifts, activate):
-    """The epilogue: write y of this thread's next four pixels, which have been asked for, ask for the next, and on."""
+    """The epilogue: write y of this thread's next four pixels, already loading; load the next, advance."""
     value = cuda.local.array(VECTOR, float32)
     words_0, words_1, words_2, words_3 = words
     while p < end:

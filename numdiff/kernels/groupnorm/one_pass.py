@@ -6,7 +6,7 @@ WHAT IS NEW, AND WHY IT PAYS
     before costs about 4 µs. What is read stays in shared memory for the later sweeps over it. Copies by cp.async need
     no registers on the way, so all of the block's loads are in flight at once, and the sums begin before the last have
     arrived.
-    What a thread needs besides pixels it loads while those are on their way, or while threads wait for each other.
+    What a thread needs besides pixels it loads while those are in flight, or while threads wait for each other.
 TILE
     `tile` neighbouring channels (whole groups, a multiple of 8) with all pixels. Pixels that do not fit in shared
     memory are read again in each sweep, most likely from the L2 cache.

@@ -126,7 +126,7 @@ def add_gradients(total_gx, total_g, kept, arrays, affine, cut, me, walk, left, 
     clear(total_gx)
     clear(total_g)
     p, i, i_dy = left
-    while p < walk.P:  # what has no room, while the rest is on its way
+    while p < walk.P:  # what has no room, while the rest is in flight
         load8_into(arrays.x, i, value)
         load8_into(arrays.dy, i_dy, d)
         gradient8(kept, value, d, means, scales, shifts, activate)

@@ -3,7 +3,7 @@
 WHAT IS NEW, AND WHY IT PAYS
     In the one-pass backward for any tile (one_pass_backward.py) memory is idle half of the time. Here:
     Sums are joined once (warp_sums.py), those of g · x and of g: one barrier instead of three, and 2 KiB of shared
-    memory instead of 32. Groups that lie in several parts of a tile are joined after a second barrier.
+    memory instead of 32. Groups that are in several parts of a tile are joined after a second barrier.
     Everything is kept. Of 64×64 pixels of x and dy all but an eighth fit in shared memory, of 16 channels in a block's,
     of 32 in those of two (clusters.py), and that eighth is kept in registers (`near` turns of a thread, at most two):
     nothing is read twice, and nothing is loaded late. Shared memory is short then, so two warps share a place for their

@@ -132,7 +132,7 @@ def statistics_of_group(sums, squares, total, cut, me, width, n, eps):
     if cut.parts == 1:
         mean = lanes_sum(own, width) * share
         rest = lanes_sum(squares + n * ((own - mean) * (own - mean)), width)
-    else:  # groups lie across parts
+    else:  # groups span parts
         first, mean = leave_columns(sums, (squares, own), cut, me, width), float32(0)
         for k in range(width):
             mean += sums[first + 2 * k + 1]

@@ -10,7 +10,7 @@ A tile is one part, or as many as make whole groups; a part has a team of warps,
 
 Every thread brings two sums for each of its eight channels. In a warp the threads of one channel exchange halves of
 what they have, 4 + 2 + 1 shuffles for each of the two, until each lane has both sums of one channel: of channel lane &
-(PART - 1) of the part, once they lie in shared memory. There each warp adds up those of all warps for itself, so one
+(PART - 1) of the part, once they are in shared memory. There each warp adds up those of all warps for itself, so one
 barrier is enough; where blocks of a cluster share the pixels, those of all blocks, one exchange later.
 
 SOURCE
@@ -171,7 +171,7 @@ def sums_of_cluster(sums, pair, cut, me):
 def sums_of_group(sums, pair, cut, me, width):
     """The sums of two numbers of channel `me.channel` over the channels of its group.
 
-    Where groups lie across parts, all threads of the block call it.
+    Where groups span parts, all threads of the block call it.
     """
     a, b = pair
     if cut.parts == 1:

@@ -6,7 +6,7 @@ SHAPES
     A (M, K), B (K, N), C (M, N): float32, stored row by row
 VERSIONS
     v1  uncoalesced: `row, column = cuda.grid(2)`. Thread x is the one whose number runs fastest: the 32 threads of a
-        warp are 32 rows of C in one column. At each k they ask for 32 numbers of A that lie K apart, in 32 different
+        warp are 32 rows of C in one column. At each k they read 32 elements of A that are K apart, in 32 different
         lines of memory, and for one number of B.
     v2  coalesced: `column, row = cuda.grid(2)`. The 32 threads are 32 columns of a row: they ask for one number of A,
         which all of them get, and for 32 neighbours of B, one line of 128 bytes. They write one line, too.

@@ -17,7 +17,7 @@ WHAT IS NEW, AND WHY IT PAYS
         128 of k, one stage, the accumulators start again from zero, and a float32 addition takes them into sums of
         full precision. The additions of one consumer overlap the products of the other.
         `promoted=False` leaves the sum to the tensor cores, as in hopper/.
-    SCALES lie on the device and are read by the kernel: the host knows none, so a training step can be replayed.
+    SCALES are on the device and are read by the kernel: the host knows none, so a training step can be replayed.
         They multiply the sums before the epilogue, which therefore is float16's.
 WHAT REMAINS
     With promotion a thread holds two sets of accumulators, so a tile has at most 192 columns, and the L2 cache, from

@@ -184,7 +184,7 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
 @versions_by_name(asks=True)
 def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, accumulate=False, version=None,
                    residual=None):
-    """c = alpha · a·b + bias for outer · inner matrices wherever they lie; a, b, c: `Matrices`, c with column == 1.
+    """c = alpha · a·b + bias for outer · inner matrices with any strides; a, b, c: `Matrices`, c with column == 1.
 
     residual: like all of c's array, added to it
     """

@@ -9,7 +9,7 @@ ARGUMENTS OF EVERY KERNEL
     a, b, c    flat float32 arrays that start at the first matrix
     bias       (N,), read only if has_bias
     shape      `Shape`: how large the matrices are
-    strides    `Strides`: where their elements lie
+    strides    `Strides`: where their elements are
     epilogue   `Epilogue`: what happens to a sum before it is written, see write_output
 
 GRID OF EVERY KERNEL

@@ -8,7 +8,7 @@ WHY IT PAYS
     fast as the arithmetic. The larger tile also fetches each element of A and B 64 / 16 = 4 times less often.
 WHAT REMAINS
     One load for two multiply-adds is still twice what shared memory can deliver; each load moves 4 bytes where it could
-    move 16; and while the next tiles are on their way from memory, all threads wait.
+    move 16; and while the next tiles are in flight from memory, all threads wait.
 WHICH 4 × 4
     Thread (x, y) owns rows y, y + 16, y + 32, y + 48 and columns x, x + 16, x + 32, x + 48. So in every load of B's
     tile neighbouring threads read neighbouring banks, and in every load of A's tile half a warp reads one address.
@@ -76,7 +76,7 @@ def multiply(accumulators, tile_a, tile_b, x, y):
 
 @cuda.jit(device=True)
 def write_row(c, start, row, column, shape, accumulators, bias, epilogue):
-    """The epilogue of a row's four outputs, those that lie in C; start: of the row."""
+    """The epilogue of a row's four outputs, those that are in C; start: of the row."""
     if row < shape.M:
         if column < shape.N:
             write_output(c, start + column, accumulators[0], column, bias, epilogue)

@@ -1,4 +1,4 @@
-"""Products with weights that lie at equal distances in memory, taken as one matrix: Hopper's matmul, rung 6.
+"""Products with weights that are at equal distances in memory, taken as one matrix: Hopper's matmul, rung 6.
 
     forward    y (B, G·N) = x (B, K) · Wᵀ + bias        W (G·N, K): G weights (N, K), one below the other
     backward   dx (B, K) = dy (B, G·N) · W              the sum over all G·N in slices
@@ -37,7 +37,7 @@ STACK_KERNELS = Variants(
 
 
 def distance(arrays):
-    """Bytes from each of the arrays to the next; None where they do not lie at equal distances, of 16 bytes each."""
+    """Bytes from each of the arrays to the next; None where they are not at equal distances, of 16 bytes each."""
     first = arrays[0]
     if any(a.memory is not first.memory or a.shape != first.shape or a.dtype != first.dtype for a in arrays):
         return None

@@ -61,11 +61,11 @@ VERSION = 5  # of matmul in float32: the number that mma.sync has in float16
 BK = 16  # of K in a tile: two mma deep; a row along k is 64 bytes, four chunks of 16
 ROW = BK * 4
 STAGES = 3
-PENDING = STAGES - 2  # groups that may be on their way while a tile is multiplied
+PENDING = STAGES - 2  # groups that may be in flight while a tile is multiplied
 TILES = {(128, 128): (64, 64), (128, 64): (64, 32), (64, 64): (32, 32)}  # tile of C -> its warps' tiles: four warps
 THREADS = 128
 
-# Of each kernel, here and in ../conv2d/tf32/: the tile of C and that of a warp, whether the operands lie across
+# Of each kernel, here and in ../conv2d/tf32/: the tile of C and that of a warp, whether the operands are transposed
 # (contiguous along m or n)
 TILE_M, TILE_N, WARP_M, WARP_N, A_ACROSS, B_ACROSS = (Constant() for _ in range(6))
 WARPS_N = Constant(lambda TILE_N, WARP_N: TILE_N // WARP_N)  # warps side by side
@@ -82,7 +82,7 @@ NS_PER_BYTE = 1 / 2500  # of partial sums
 SHORTEST_SLICE = 256  # of K
 
 
-# Whether it is asked for ----------------------------------------------------------------------------------------------
+# Whether it is requested ----------------------------------------------------------------------------------------------
 
 def switched_on(backend):
     """Whether this device computes products of float32 in tf32: its switch is on, and it has the instructions."""

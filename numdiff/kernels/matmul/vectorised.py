@@ -4,7 +4,7 @@ WHAT IS NEW, AND WHY IT PAYS
     8 × 8 outputs a thread: 16 numbers read from shared memory feed 64 multiply-adds.
     16-byte loads (load4): those 16 numbers are 4 load instructions. So 64 of 68 instructions are arithmetic, where
         rung 3 had 16 of 24. Loads from memory and stores of C move 16 bytes a thread as well.
-    Two buffers: while the threads multiply out of one pair of tiles, the next pair is already on its way from memory,
+    Two buffers: while the threads multiply out of one pair of tiles, the next pair is already in flight from memory,
         into registers; it is stored into the other buffer when the multiplication is done. No thread waits for memory,
         and one barrier a step is enough: between a buffer's last read and its next write every thread passes one.
     The loop over k is unrolled by hand: no counter, no jump, every address a constant offset from one base, and the
@@ -19,8 +19,8 @@ THE TILE OF A WARP
     y = 0…3  rows  0…15     4 × 4         4 × 4      of each thread
     y = 0…3  rows 16…31     4 × 4         4 × 4
 TILES IN SHARED MEMORY
-    both lie as [k][row or column], so that an outer product reads along rows. An operand whose neighbours in memory
-    run along k is transposed on the way in, by four 4-byte stores; rows of tile + 4 elements put the 32 stores of a
+    both are [k][row or column], so that an outer product reads along rows. An operand whose neighbours in memory
+    run along k is transposed while loading, by four 4-byte stores; rows of tile + 4 elements put the 32 stores of a
     warp into 32 different banks.
 BLOCK TILES
     128 × 128 for large products, 128 × 64 and 64 × 64 where the result is small or N is 64: see choice.py. A block
@@ -80,7 +80,7 @@ class Operand(NamedTuple):
 class Group(NamedTuple):
     """Four neighbours of a tile: their offset in memory and in shared memory, and the k0 that they are below.
 
-    In the tile that starts at k0 they lie inside the matrix if k0 is below `limit`, which is 0 where their row is
+    In the tile that starts at k0 they are inside the matrix if k0 is below `limit`, which is 0 where their row is
     outside.
     """
 
@@ -158,7 +158,7 @@ def fetch_at(x, operand, group, k0):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_tiles(a, b, of_a, of_b, groups, k0):
-    """This thread's groups of the tiles at k0: on their way into registers, as (a, b, a2, b2)."""
+    """This thread's groups of the tiles at k0: in flight into registers, as (a, b, a2, b2)."""
     a_1, b_1 = fetch_at(a, of_a, groups.a, k0), fetch_at(b, of_b, groups.b, k0)
     a_2, b_2 = a_1, b_1
     if TWO_A:

@@ -12,7 +12,7 @@ MATHEMATICS                                       t = step + 1, the number of th
 SHAPES
     weight, gradient, m, v, ema flat (n,) float32; half (n,) float16 or bfloat16; step (1,) uint32; learning_rate,
     gradient_norm, unscale (1,) float32
-    The three scalars lie on the device: a captured training step is replayed while they change.
+    The three scalars are on the device: a captured training step is replayed while they change.
 VERSIONS
     v1 naive: one thread an element.
     v2 vectorised: one thread four elements, by 16-byte loads and stores. The average and the copy are kernels of their

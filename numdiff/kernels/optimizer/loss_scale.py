@@ -1,6 +1,6 @@
 """Dynamic loss scaling: what keeps small gradients alive in float16, decided on the device.
 
-Float16 ends at 6·10⁻⁸ below and 65,504 above, and many gradients of a diffusion model lie under the lower end. So the
+Float16 ends at 6·10⁻⁸ below and 65,504 above, and many gradients of a diffusion model are under the lower end. So the
 loss is multiplied by a large number before the backward pass, and the gradients divided by it in the optimiser. A scale
 too large makes a gradient infinite; then the step is skipped, and the scale lowered. The host reads none of this: a
 captured step decides for itself, at every replay.

@@ -66,7 +66,7 @@ LIMIT = float32(1 / LARGEST)
 
 
 class Matrices8(NamedTuple):
-    """Where the weights lie. table int64 (n, 5): first element in the flat buffer, N, K, the number of the first tile,
+    """Where the weights are. table int64 (n, 5): first element in the flat buffer, N, K, the number of the first tile,
     and the first byte in the buffers of bytes, which hold these matrices alone, `total` bytes; tiles int32 (blocks, 2):
     of each tile the matrix and its number within it."""
 
@@ -450,7 +450,7 @@ def _weights(*places):
 @operation(reference=quantise_weights_reference, cost=quantise_weights_cost,
            problems=[_weights((0, 80, 48), (80 * 48 + 64, 16, 144))], writes=("rows", "columns", "scale"))
 def quantise_weights(flat, matrices, rows, columns, scale):
-    """All matrices of a flat float16 buffer, `Matrices8`, as E4M3 in the buffers of bytes `rows`, as they lie, and
+    """All matrices of a flat float16 buffer, `Matrices8`, as E4M3 in the buffers of bytes `rows`, as stored, and
     `columns`, each transposed, one matrix after the other; and the scale of each."""
     _check(flat)
     table, tiles, _ = matrices

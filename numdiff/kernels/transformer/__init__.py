@@ -9,7 +9,7 @@
     gate_adaln/    a gated residual and the next adaLN in one pass
     patchify.py    an image as a row of patches, and the way back
     chunk.py       one row cut into several arrays
-    columns.py     columns of a matrix as arrays, where they lie
+    columns.py     columns of a matrix as arrays, in place
 
 READ NEXT
     adaln.py

@@ -7,7 +7,7 @@ SHAPES
     x, y, dx, dy (..., C) float32, the other axes read as M rows; bias, dbias (C,)
 VERSIONS
     v1 naive: one thread an element, backward a thread a column; v2 vectorised: four columns a thread, the backward's
-    sums in a tree on the way: dx is not read again for dbias (C a multiple of 4). fuse/ writes both.
+    sums in a tree in the same pass: dx is not read again for dbias (C a multiple of 4). fuse/ writes both.
 LAUNCH, DETERMINISM
     as fuse/
 COST

@@ -1,4 +1,4 @@
-"""Columns: the equal parts of one wide array, used where they lie, and a place for their gradients to meet.
+"""Columns: the equal parts of one wide array, used in place, and a place for their gradients to meet.
 
 MATHEMATICS
     as chunk.py: part_k[b, c] = x[b, k·C + c]; backward dx[b, k·C + c] = Σ_p partial[b, p, k·C + c], 0 for a part that

@@ -8,7 +8,7 @@ SHAPES
     x, h, y, dy, dh (B, ..., C) float32, channels last, T tokens; gate, dgate (B, C)
 VERSIONS
     v1 naive: one thread an element, backward a thread a channel of an image; v2 vectorised: four channels a thread, the
-    backward's sums in a tree on the way (C a multiple of 4). fuse/ writes both.
+    backward's sums in a tree in the same pass (C a multiple of 4). fuse/ writes both.
 LAUNCH, DETERMINISM
     as fuse/
 COST

@@ -101,7 +101,7 @@ def swiglu_backward_cpu(dy, x):
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
-# A row's two halves are H apart, a multiple of 8 in version 2, so a thread's eight lie within one row. Four neighbours
+# A row's two halves are H apart, a multiple of 8 in version 2, so a thread's eight are within one row. Four neighbours
 # of float16 would be 8 bytes: twice the instructions, with half as much under way.
 
 @cuda.jit(device=True, forceinline=True)

@@ -58,7 +58,7 @@ def tuned(backend, kind, *shape):
 def tuned_or(estimated, measured, backend, kind, *shape):
     """measured(choice) with the choice for this shape on the backend's card, else estimated().
 
-    measured: raises ValueError where the choice does not fit, as it may where somebody edited the table or the kernels
+    measured: raises ValueError where the choice does not fit, as it may if the table or the kernels were edited
     """
     choice = tuned(backend, kind, *shape)
     if choice is not None:

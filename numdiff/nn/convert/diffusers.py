@@ -196,7 +196,7 @@ def public_state_dict(state_dict, options):
         table = position_table(options["hidden_size"], options["image_size"] // options["patch_size"])
         if positions.shape != (1, *table.shape) or not np.abs(positions[0] - table).max() < 1e-2:
             raise NumdiffError(f"{POSITIONS} is not the table of sines and cosines that a DiT has")
-    if depth > len(found):  # which lists no names for a number that somebody made up
+    if depth > len(found):  # which lists no names for an invented number
         raise NumdiffError(f"{CONFIG} says {depth:,} blocks, and the weights are {len(found):,} tensors in all")
     result, missing = {}, [name for name in _names(depth) if name not in found]
     if missing:

@@ -39,7 +39,7 @@ def guess_dit_options(state_dict, depth=0):
     """
     blocks = {int(match.group(1)) for name in state_dict if (match := re.match(r"blocks\.(\d{1,5})\.", name))}
     depth = max(blocks | {depth - 1}, default=-1) + 1
-    if depth > len(state_dict):  # which lists no names for a number that somebody made up
+    if depth > len(state_dict):  # which lists no names for an invented number
         raise NumdiffError(f"its blocks are not numbered from 0 to {depth - 1}; save the whole model")
     check_whole(state_dict, _names(state_dict, max(1, depth)), WHAT)
     hidden, channels, patch, width = known_shape(state_dict, "x_embedder.proj.weight", 4, WHAT)

@@ -24,7 +24,7 @@ from ...unpickle import MAXIMUM_BYTES, MAXIMUM_OPERATIONS, Name, expect, integer
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
 FEW = 1000  # limit on the operations of the first pickles of a legacy file
-STORAGES = {  # the name after `torch.` -> how the elements lie in the file; NumPy has no bfloat16
+STORAGES = {  # the name after `torch.` -> how the elements are stored in the file; NumPy has no bfloat16
     "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "bfloat16",
     "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "|i1", "ByteStorage": "|u1",
     "BoolStorage": "|b1"}

@@ -97,7 +97,7 @@ def stack_gradients(dy, x, layers):
 def stack_columns(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]], count: int,
                   runs: Sequence[int]) -> Iterator[list[Tensor]]:
     """`columns` of the `linear_stack` of trained layers, `count` of each layer: the columns of a run of neighbouring
-    layers each time that this is asked for the next.
+    layers at each step of the iterator.
 
     runs: how many layers each has. In the backward pass the gradients of a run's parameters are made as soon as those
     of its columns are there, before the passes of earlier runs' columns; they may leave for other ranks then

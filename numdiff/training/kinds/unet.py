@@ -41,7 +41,7 @@ class UNetSettings:
 PRESETS = {
     # The smallest UNet that draws emoji: for a laptop without a GPU, 2 to 4 minutes on two cores. In so short a run
     # Muon learns most, and predicting the image itself gives the clearest pictures: JiT's objective, or, where whole
-    # timesteps are asked for, the plain one under a cosine schedule. One class of emoji is learnt sooner than nine
+    # timesteps are requested, the plain one under a cosine schedule. One class of emoji is learnt sooner than nine
     # (`SMILEYS` below), many steps of few images teach more than few of many, and the learning rate is high, falls to
     # zero, and the average of the weights soon forgets the beginning (docs/log/presets.md has the runs).
     "tiny": {

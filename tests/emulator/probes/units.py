@@ -50,7 +50,7 @@ u32, u64, i32 = np.uint32, np.uint64, np.int32
 
 @functools.cache
 def make_copy(rank, nbytes):
-    """A box of one tensor into shared memory, its bytes to `raw` as they lie there, and the tile into another tensor.
+    """A box of one tensor into shared memory, its bytes to `raw` as stored there, and the tile into another tensor.
 
     nbytes: of the box; at: int32[10], where the box is taken from, and from at[5] on where it is put
     """

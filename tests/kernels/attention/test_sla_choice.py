@@ -62,7 +62,7 @@ def test_lists_turned_round(engine, rng):
 @on("emulator", "cuda")
 @pytest.mark.parametrize("N", [19, 83])
 def test_sums_over_blocks(engine, rng, N):
-    """…of more of them than groups, or than are asked for at once, and of more columns than a block of threads sums."""
+    """…of more of them than groups, or than are requested at once, and of more columns than a block of threads sums."""
     x, small = rng.standard_normal((1, 2, N, 132)), rng.standard_normal((1, 2, N, 8))
     totals = empty((1, 2, 132), np.float32, like=engine(x)), empty((1, 2, 8), np.float32, like=engine(x))
     launch(sla_totals_kernel, (3, 2, 1), THREADS, engine(x).reshape(-1), engine(small).reshape(-1),

@@ -45,7 +45,7 @@ def loops(x, kernel, stride):
 
 @pytest.mark.parametrize("kernel, stride", KINDS)
 def test_reference_is_the_definition(rng, kernel, stride):
-    """…and its windows are the rows of im2col, in the other order of taps, of which most lie in memory twice."""
+    """…and its windows are the rows of im2col, in the other order of taps, of which most are in memory twice."""
     x = rng.standard_normal((2, 6, 7, 3))
     win = M.im2win_forward_reference(x, kernel, stride)
     assert np.array_equal(win, loops(x, kernel, stride))

@@ -49,7 +49,7 @@ def launched_by(function, capability=(8, 0)):
 
 
 def test_gelu_is_part_of_its_products():
-    """…and a gate, which this rung lacks, is not asked for."""
+    """…and a gate, which this rung lacks, is not requested."""
     def run(device):
         x, w = (empty(shape, np.float16, device) for shape in ((2048, 256), (512, 256)))
         u, _ = linear_gelu_forward(x, w, empty((512,), np.float32, device))

@@ -11,7 +11,7 @@ A UNIT is a head's keys, or a chunk of them, in tiles of 256: 128 for each of tw
     in registers while the queries pass by, 64 at a time. A block takes every gridDim-th unit.
 A ROUND, for 64 queries and twice 64 keys of a consumer:
     Sᵀ = k·qᵀ, dPᵀ = v·dyᵀ   both sides from shared memory
-    Pᵀ, dSᵀ                  in registers, packed: they are the left sides of dv += Pᵀ·dy and dk += dSᵀ·q as they lie
+    Pᵀ, dSᵀ                  in registers, packed: they are the left operands of dv += Pᵀ·dy and dk += dSᵀ·q
     dSᵀ                      to shared memory, too. When both consumers' are there each makes half of the columns of
                              dq = dS·k, summed over all 256 keys; dSᵀ and k are read across, as they are
     While one consumer computes P and dS, the other multiplies.

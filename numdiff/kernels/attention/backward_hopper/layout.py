@@ -1,7 +1,7 @@
 """Flash attention backward on Hopper: constants, the layout of shared memory, and the pipelines between warps.
 
 SHARED MEMORY of a block, in this order:
-    two buffers of k and v       tiles of 256 keys; dk and dv take their place on their way out
+    two buffers of k and v       tiles of 256 keys; dk and dv take their place before their store
     dSᵀ                          of 256 keys, 64 queries each: rows of 128 bytes, swizzled as TMA does it
     two or three stages          q and dy of 64 queries, then L and D of each query, float32
     y                            of 64 queries: only D is made of it

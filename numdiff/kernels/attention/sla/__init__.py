@@ -16,7 +16,7 @@ Read the files in this order.
     simple.py          v1 naive: one thread a row; a block of 64 rows, and the list of its blocks
     tiles_half.py          what the others share: features of fragments, totals minus what is listed, in registers
     prepare_half.py    v2 mma: float16, mma.sync: means, φ(k), H and z of each block of keys in one pass
-    forward_half.py    v2 mma: k, v and H of the next block on their way; the linear part in the same kernel
+    forward_half.py    v2 mma: k, v and H of the next block in flight; the linear part in the same kernel
     rest_half.py       v3 product: S of all blocks of queries as one product of matrices
     queries_half.py    v2 mma: the backward of the linear part, five products that stay in shared memory
     lists_half.py      v2 mma: dq over the lists; dk and dv over their transpose

@@ -52,7 +52,7 @@ HELD = 8  # numbers of a row in a lane's registers
 
 
 class Problem(NamedTuple):
-    """qkv is (images, T, width); heads of q lie `head_step` apart, k of a head `part` after its q, v as far after that.
+    """qkv is (images, T, width); heads of q are `head_step` apart, k of a head `part` after its q, v as far after that.
     N blocks, `count` of them critical; scale: of scores; rest: 1 where the linear part leaves the critical blocks out,
     0 where it takes all keys."""
 
@@ -143,7 +143,7 @@ def rows_of_block(block, T):
 @cuda.jit(device=True)
 def sum_group(x, start, size, group, N):
     """Four neighbouring columns, from x[start], of every eighth block from `group` on; blocks are `size` apart. Eight
-    are asked for before the first is added."""
+    are requested before the first is added."""
     a, b, c, d = float32(0), float32(0), float32(0), float32(0)
     ahead = cuda.local.array((AHEAD, 4), float32)
     whole = N // (AHEAD * GROUPS) * (AHEAD * GROUPS)

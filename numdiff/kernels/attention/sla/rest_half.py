@@ -6,7 +6,7 @@ WHAT IS NEW, AND WHY IT PAYS
     blocks, a third of all that it takes; a product of matrices reads H once for 128 blocks of queries, and where that
     kernel was, 64 registers' worth of totals and conversions are gone: 16 warps a multiprocessor instead of 12.
     There are no totals of H, and nothing cancels: what is summed is what is left.
-    The left side is in memory as bits, which the choice has as it writes its lists: 128 rows of N lie in shared memory,
+    The left side is in memory as bits, which the choice has as it writes its lists: 128 rows of N are in shared memory,
     and each lane makes its fragments of them, a pair of numbers with four integer instructions.
 WHAT REMAINS
     N² · HS² multiply-adds, however few blocks are critical: less than what rung 2 does from a share of 2 % on.
@@ -43,7 +43,7 @@ BITS = 2 * STAGE  # where they begin
 
 
 def words_of_row(N):
-    """32-bit words of a row of bits: odd, so that eight rows lie in eight banks."""
+    """32-bit words of a row of bits: odd, so that eight rows are in eight banks."""
     return -(-N // KEYS) * (KEYS // 32) + 1
 
 

@@ -1,6 +1,6 @@
 """Convolution in float16 on Hopper's tensor cores, fed by TMA. Read ../levels/ first, then these files in this order.
 
-    boxes.py                how pixels lie in shared memory: boxes with a halo, sub-blocks, matrix descriptors
+    boxes.py                the layout of pixels in shared memory: boxes with a halo, sub-blocks, matrix descriptors
     layout.py               the convolution's constants, arguments, stages and buffers
     products.py             its main loop: the products of all taps and channels of one tile
     convolution.py          v5, v6  the kernel: producers, consumers, launcher; forward and input gradient

@@ -1,4 +1,4 @@
-"""How pixels lie in shared memory for wgmma: boxes with a halo, sub-blocks of 8 × 8, descriptors.
+"""The layout of pixels in shared memory for wgmma: boxes with a halo, sub-blocks of 8 × 8, descriptors.
 
 A PIXEL in shared memory is a row of 64 channels, 128 bytes, as TMA brings it and as far as the swizzle reaches.
 A BOX is what one TMA instruction loads: some columns and rows of one or several images, row after row of the image,

@@ -127,7 +127,7 @@ def write_statistics(tiles, at, statistics, to, left, columns):
 
 @cuda.jit(device=True, forceinline=True)
 def load_residual(buffer, ready, map_residual, first, w, h, image, consumer, tiling):
-    """Ask TMA for the residual of a consumer's sub-blocks, to where its results will lie."""
+    """Load the residual of a consumer's sub-blocks by TMA, to the place of its results."""
     mbarrier_expect_tx(ready, uint32(OUT_BYTES))
     for slab in range(SUB * SLABS):
         di, dj, more = sub_block_at(consumer * SUB + slab // SLABS, tiling.tile_w, tiling.tile_h)

@@ -3,7 +3,7 @@
 A and B are the operands of the product, pixels × channels by channels × BN: x (or dy) and the weight.
 SHARED MEMORY of a block, in this order:
     b_stages stages of the weight    one tap, or a column of three: 64 input by BN output channels each
-    two output buffers               one for each consumer: its results on their way out, before that its residual
+    two output buffers               one for each consumer: its results before their store, before that its residual
     a_stages stages of pixels        a box of 64 input channels (boxes.py)
     addends, float32                 what is added to each channel of each sub-block: bias and channel
 AN OUTPUT BUFFER has SLABS pieces of COLS channels for each sub-block, so that a row of 64 or 32 channels is as long as
@@ -32,7 +32,7 @@ SUB = Constant()  # sub-blocks of 64 pixels that a consumer multiplies: 1 or 2
 # round would end their group
 TAPS_PER_STAGE = Constant()
 # whether it is the input gradient, for which the weight's tile is read across: its 64 rows are the inner dimension, and
-# output channels lie next to each other
+# output channels are next to each other
 TRANSPOSED = Constant()
 COLS = Constant(lambda BN: 64 if BN % 64 == 0 else 32)  # channels in a row of an output buffer, of a transposed weight
 SLABS = Constant(lambda BN, COLS: BN // COLS)

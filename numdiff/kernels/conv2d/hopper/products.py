@@ -102,7 +102,7 @@ def multiply_tap(acc, acc_2, a_1, a_2, stride, b):
 
 @cuda.jit(device=True, forceinline=True)
 def multiply_column(acc, acc_2, a_1, a_2, stride, b):
-    """The products of a stage's other two taps, below the first one, whose pixels lie at a_1 and a_2."""
+    """The products of a stage's other two taps, below the first one, whose pixels are at a_1 and a_2."""
     if TAPS_PER_STAGE == 3:
         multiply_tap(acc, acc_2, a_1 + stride, a_2 + stride, stride, b + B_TAP)
         multiply_tap(acc, acc_2, a_1 + stride + stride, a_2 + stride + stride, stride, b + B_TAP + B_TAP)

@@ -11,7 +11,7 @@ VERSIONS
     All nine taps of a 3 × 3 kernel read the same boxes: dy crosses from L2 once for nine products, x 1.27 times.
 WHO DOES WHAT  (512 threads: four warpgroups)
     warp 0 asks for boxes of dy and x           one stage for each group of 128 or 256 pixels
-    warps 1, 2 sum 32 of dy's columns each      while the boxes lie there anyway, for dbias
+    warps 1, 2 sum 32 of dy's columns each      while the boxes are there anyway, for dbias
     warpgroups 1, 2, 3 multiply three taps each: three times 64 × 64 sums, 96 registers of a thread
     In both matrices the inner dimension, the pixels, runs from row to row (eight pixels of an image row are eight rows
     of 128 bytes). wgmma reads float16 operands that way, too, so nothing is transposed.

@@ -8,7 +8,7 @@ SHAPES
     dchannel (B, N) float32: the sums of dy over each image's pixels, where a vector of its own was added to each image
     C and N multiples of 8, stride 1
 WHAT IS NEW, AND WHY IT PAYS
-    Three taps below each other see pixels that lie one row of x's box apart. A wgmma's descriptor says how far it is
+    Three taps below each other see pixels that are one row of x's box apart. A wgmma's descriptor says how far it is
     from one run of channels to the next (its leading dimension), so with one row as that distance a single product is
     64 channels of dy by CW channels of x for three taps: 3 · CW columns. A matrix of dy is read from shared memory once
     for three taps, so narrow tiles are fast, too: CW is 64, 32 or 16.
@@ -19,12 +19,12 @@ WHAT IS NEW, AND WHY IT PAYS
     all the pixels, that is the result: no partial sums go through the L2 cache, and no second kernel adds them. If
     several clusters share the pixels, each writes its sums once, an eighth of what its blocks would write.
     The share that a block will add up starts from what dweight holds, if it is added to; the block loads that while the
-    first pixels are on their way.
+    first pixels are in flight.
     A chunk's products are one stretch of code without a branch, so a kernel is made for each number of pixels: see
     `multiply_chunk`.
 WHO DOES WHAT  (512 threads: four warpgroups)
     warp 0 asks for boxes of dy and x           one stage for each chunk of 64, 128 or 256 pixels
-    warps 1, 2 sum 32 of dy's columns each      while the boxes lie there anyway, for dbias, and image by image for
+    warps 1, 2 sum 32 of dy's columns each      while the boxes are there anyway, for dbias, and image by image for
                                                 dchannel: products with ones
     warpgroups 1, 2, 3 multiply a column of three taps each, by the whole chunk before they wait
     then, in a cluster                          they write their sums to shared memory, and after a barrier add up the
@@ -235,7 +235,7 @@ def consume(ring, sums, warpgroup, arrays, boxes, own, shape, tiling, parts):
               place_of(3, w, h, w, h), place_of(3, w, h, boxes.pitch, boxes.height))
     mine = share_of(thread, tap_column, own, parts.share, shape.C, shape.N)
     read_sums(acc, arrays.dweight, mine, int32(mine.left if own.group == 0 and parts.adds else 0))
-    wgmma_wait(acc)  # no product is on its way yet: for the compilers, the accumulators are complete from here on
+    wgmma_wait(acc)  # no product is in flight yet: for the compilers, the accumulators are complete from here on
     main_loop(acc, ring, x_shift, dy_stride, x_stride, places, int32(own.last_chunk - own.first_chunk), thread == 0)
 
     at = np.int64(own.group) * int32(shape.N * TAPS * shape.C) + mine.at

@@ -69,7 +69,7 @@ class Parts(NamedTuple):
     adds: int
 
 
-# Where things lie -----------------------------------------------------------------------------------------------------
+# Layout -----------------------------------------------------------------------------------------------------
 
 class Boxes(NamedTuple):
     """The layout of a stage. pitch: pixels in a row of x's box, height: its rows; copies: boxes of x, copy_rows: pixels

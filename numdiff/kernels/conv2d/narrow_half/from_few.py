@@ -25,7 +25,7 @@ BLOCK = 128  # threads
 BLOCKS = 4  # on a multiprocessor
 
 STEPS = Constant()  # of 16 products an output, at most
-ROW = Constant(lambda STEPS: 8 * STEPS + 4)  # words of a weight's row in shared memory: eight rows' words lie in
+ROW = Constant(lambda STEPS: 8 * STEPS + 4)  # words of a weight's row in shared memory: eight rows' words are in
 WORDS = Constant(lambda ROW: SLAB * ROW)  # different banks
 FRAGMENTS, INNER = Constant(lambda STEPS: 16 * STEPS), Constant(lambda STEPS: 4 * STEPS)
 

@@ -23,7 +23,7 @@ from .windows import GROUP, SIZE, SLAB, TAPS, THREE
 TILE_H, TILE_W = 8, 32  # output pixels of a block: one for each thread
 HALO_W = TILE_W + 2
 HALO = (TILE_H + 2) * HALO_W
-Z_ROW = THREE * TAPS  # odd, so that neighbouring pixels' numbers lie in different banks
+Z_ROW = THREE * TAPS  # odd, so that neighbouring pixels' numbers are in different banks
 Z_SIZE = HALO * Z_ROW
 BLOCK = TILE_H * TILE_W  # threads
 

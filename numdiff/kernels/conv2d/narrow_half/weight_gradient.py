@@ -28,7 +28,7 @@ BLOCK = 512  # threads
 WARPS = BLOCK // 32
 RESULTS = COLUMNS * SLAB  # of a warp, and of a block
 SLOTS = WARPS // 2
-AT_ONCE = 8  # loads of a thread on their way
+AT_ONCE = 8  # loads of a thread in flight
 ONES = THREE * TAPS  # the row of the results that sums the wide side
 ADD_ROWS = 32  # threads that share the parts of a sum
 ADD_SHARED = 32 * ADD_ROWS
@@ -239,9 +239,9 @@ def add_narrow_weight_gradient_kernel(partial, dweight, dbias, parts, slabs, M, 
     at = int32((j * TAPS + TAPS - 1 - tap) * M + m if flipped else (m * TAPS + tap) * J + j)
     of_weight = share == 0 and m < M and tap < TAPS and j < J
     of_bias = share == 0 and m < M and has_bias != 0 and row == ONES and group == 0
-    before = one_or_zero(dweight, at, of_weight)  # on its way as well
+    before = one_or_zero(dweight, at, of_weight)  # in flight as well
     total = float32(0)
-    for part in range(share, parts, int32(4 * shares)):  # four loads on their way at a time
+    for part in range(share, parts, int32(4 * shares)):  # four loads in flight at a time
         a = partial[part * size + place]
         b = one_or_zero(partial, (part + shares) * size + place, part + shares < parts)
         c = one_or_zero(partial, (part + 2 * shares) * size + place, part + 2 * shares < parts)

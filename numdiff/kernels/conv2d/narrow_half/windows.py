@@ -1,4 +1,4 @@
-"""The 3 × 3 window around a pixel: which of its taps lie in the image, as bits, and where they are in memory.
+"""The 3 × 3 window around a pixel: which of its taps are in the image, as bits, and where they are in memory.
 
 SOURCE
     ../direct.py, whose windows they are.

@@ -35,7 +35,7 @@ from .forward import BLOCK, add_parts_and_more_kernel, conv2d_tf32
 from .weight_gradient import conv2d_tf32_weight_gradient
 
 VERSION = 4  # of launcher.py
-LARGEST_KERNEL = 5  # the taps of a window that lie inside the image are kept as bits of one number
+LARGEST_KERNEL = 5  # the taps of a window that are inside the image are kept as bits of one number
 # a tile -> the tile of each of its four warps, ns of an H100's multiprocessor for a step, and for the epilogue
 TILES = {(128, 128): ((64, 64), 325.0, 1200.0), (256, 64): ((64, 64), 340.0, 1200.0),
          (64, 64): ((32, 32), 140.0, 300.0)}

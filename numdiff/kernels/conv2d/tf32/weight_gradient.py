@@ -1,4 +1,4 @@
-"""The weight gradient of a float32 convolution by tf32: pixels are the inner dimension, both operands lie across.
+"""The weight gradient of a float32 convolution by tf32: pixels are the inner dimension, both operands are transposed.
 
     dweight[n, k] += Σ_p dy[p, n] · col[p, k]
 WHAT A THREAD KNOWS
@@ -50,7 +50,7 @@ OF_DY, OF_X = Constant(lambda TILE_M: TILE_M // 4 // PER_PIXEL), Constant(lambda
 
 class Columns(NamedTuple):
     """What a thread copies of each step's pixel: channels n, n + 32 … of dy, to address a_to; of x, to address b_to,
-    OF_X columns of col, whose taps lie dr rows and ds columns away, `offset` elements further on."""
+    OF_X columns of col, whose taps are dr rows and ds columns away, `offset` elements further on."""
 
     n: int
     a_to: int

@@ -1,9 +1,9 @@
 """Matmul in float16 on Hopper's tensor cores, v6: wgmma, fed by TMA. Read ../levels/ first, then these in this order.
 
     kernel.py              what is new, and why it pays; who does what; the kernel and its variants; what was measured
-    layout.py              its constants and arguments; where tiles lie, in shared memory and in C
+    layout.py              its constants and arguments; where tiles are, in shared memory and in C
     work.py                which tiles a block takes, and the slices of a long sum
-    producer.py            what TMA is asked for: transposes, two matrices as one, pairs of blocks, batches
+    producer.py            TMA's requests: transposes, two matrices as one, pairs of blocks, batches
     consumer.py            a warpgroup's way: bias, main loop, epilogue, next tile
     main_loop.py           the products of a tile, stage after stage
     staging.py             a thread's results, and the shared memory through which they go

@@ -1,6 +1,6 @@
 """A consumer of Hopper's matmul: a warpgroup multiplies its 64 rows of a tile, and writes the results.
 
-    bias            asked for before the main loop, needed after it: staging.py
+    bias            requested before the main loop, needed after it: staging.py
     main loop       main_loop.py
     parts           of a tile that is cut among blocks: parts.py
     epilogue        one block of 64 columns after the other; the kernel's constants choose which (`write_block`)

@@ -1,4 +1,4 @@
-"""The constants and arguments of Hopper's matmul, and where tiles lie: in shared memory, and in C.
+"""The constants and arguments of Hopper's matmul, and where tiles are: in shared memory, and in C.
 
 SHARED MEMORY of a block, in this order:
     STAGE_COUNT stages    a tile of A, 128 × 64, and one of B, 64 × BN, both as rows of 128 bytes (producer.py)
@@ -52,7 +52,7 @@ def shared_bytes(width, two_tiles=False):
 # Constants of a kernel ------------------------------------------------------------------------------------------------
 
 BN = Constant()  # columns of a block's tile: 64, 128, 192 or 256
-A_ALONG_M, B_ALONG_N = Constant(), Constant()  # how the operands lie: along k (K-major), or along m or n (MN-major)
+A_ALONG_M, B_ALONG_N = Constant(), Constant()  # operands contiguous along m or n (MN-major), not k (K-major)
 HALF = Constant()  # whether the result has 16 bits
 FP8 = Constant()  # whether the operands are E4M3, both along k: see ../hopper_fp8.py
 PROMOTED = Constant()  # … and each stage's products are added up apart
@@ -168,7 +168,7 @@ class Epilogue(NamedTuple):
     diagonal: float
 
 
-# Where tiles lie ------------------------------------------------------------------------------------------------------
+# Where tiles are ------------------------------------------------------------------------------------------------------
 
 # a swizzle of 128 bytes, 1024 bytes from one group of eight rows to the next, BOX_BYTES from one box to the next
 DESCRIPTOR = np.uint64(1 << 62 | 1024 // 16 << 32 | BOX_BYTES // 16 << 16)

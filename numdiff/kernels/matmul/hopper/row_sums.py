@@ -1,7 +1,7 @@
 """Sums of A's rows from its tiles in shared memory: a bias's gradient, by two warps during the products.
 
 A bias's gradient is the sum of dy over its rows, and dW = dyᵀ·x has dy in shared memory already. If these sums are
-asked for, warps 1 and 2 of the producer's warpgroup, which have nothing else to do, add up 64 rows of A each. Adding up
+requested, warps 1 and 2 of the producer's warpgroup, which have nothing else to do, add up 64 rows of A each. Adding up
 a step takes about as long as multiplying it; so the tiles of a row share the steps (with four tiles, each adds every
 fourth step), and the pipeline hides them. The two warps release a stage as the consumers do. No separate pass over dy
 is left.

@@ -1,4 +1,4 @@
-"""A thread's results of Hopper's matmul, and the shared memory through which they go on their way out.
+"""A thread's results of Hopper's matmul, and the shared memory through which they go before their store.
 
 An epilogue works on a block of 64 × 64 outputs of a warpgroup at a time: 32 accumulators a thread, which become 16
 words of two float16. They are made in registers and stored in a tile of shared memory, 8 KiB, which TMA writes to
@@ -26,7 +26,7 @@ from ....device.tma import fence_proxy_async
 
 
 class Place(NamedTuple):
-    """Where a thread's outputs lie: its warpgroup's first row and column, its own first row within those 64, its
+    """Where a thread's outputs are: its warpgroup's first row and column, its own first row within those 64, its
     lane."""
 
     first_row: int

@@ -1,7 +1,7 @@
 """Products of Hopper's matmul that are symmetric: half of the tiles, and each result stored twice.
 
 WHICH: X·Xᵀ, A·A of a symmetric A, A·B of two that commute (polynomials of one matrix). Only tiles that reach the
-    diagonal or lie below it are multiplied; of a matrix of 768 rows 12 of 18 where tiles have 256 columns, 21 of 36
+    diagonal or are below it are multiplied; of a matrix of 768 rows 12 of 18 where tiles have 256 columns, 21 of 36
     where they have 128.
 EPILOGUE
     alpha · accumulator + residual, and diagonal where row == column, so that a polynomial's a·I costs no pass and
@@ -26,7 +26,7 @@ from .staging import word_place
 
 
 def tiles_of(n, width):
-    """Tiles of BM × width of a symmetric n × n matrix that reach its diagonal or lie below it."""
+    """Tiles of BM × width of a symmetric n × n matrix that reach its diagonal or are below it."""
     return sum((row * BM + BM - 1) // width + 1 for row in range(n // BM))
 
 

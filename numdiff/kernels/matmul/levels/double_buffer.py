@@ -2,12 +2,12 @@
 
 WHAT IS NEW
     TMA: one thread asks for a box of a matrix, and the tensor memory accelerator copies it to shared memory, swizzled.
-        No thread computes an address, and no register holds data on its way. The tensor map, made by the host, says
+        No thread computes an address, and no register holds data in flight. The tensor map, made by the host, says
         where the matrix is and how large a box is.
     mbarrier: what threads wait for. It counts arrivals and bytes: the thread that asks arrives and says how many bytes
         to expect (expect_tx); TMA counts them as they come. A phase ends when all have arrived and all bytes have come;
         then the next begins. Phases have parity 0, 1, 0, 1 …, and a thread waits for the phase of a parity to end.
-    Double buffer: while step k is multiplied, the tiles of step k + 1 are on their way to the other half of shared
+    Double buffer: while step k is multiplied, the tiles of step k + 1 are in flight to the other half of shared
         memory.
     multiply: the descriptors, fence, wgmmas and commit of level 1, in one word from here on (device/wgmma.py).
 WHY IT PAYS

@@ -89,7 +89,7 @@ def matmul_level_kernel_v4(map_a, map_b, c, rows, columns, steps):
             pipeline.warpgroup_release(ring, stage)  # the tile's last one
             stage, parity = pipeline.advance(ring, stage, parity)
 
-            # the epilogue: accumulators lie as in one_tile.py
+            # the epilogue: accumulators have the layout of one_tile.py
             row, column = m + consumer * 64 + t % 128 // 32 * 16 + t % 32 // 4, n + t % 4 * 2
             N = columns * BN
             for j in range(BN // 8):

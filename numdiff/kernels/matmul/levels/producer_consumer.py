@@ -10,7 +10,7 @@ WHAT IS NEW
     A step in flight: wgmma_wait_1 waits for all but the last group of products, so the step just issued keeps the
         tensor cores busy while the stage of the step before it is released.
 WHY IT PAYS
-    No thread waits for the whole block any more, and the tiles of up to three steps are on their way while one is
+    No thread waits for the whole block any more, and the tiles of up to three steps are in flight while one is
     multiplied. Two consumers share each tile of B: 48 KiB come in for a step where two blocks of level 2 fetch 80.
 STAGE AND PARITY
     A stage is used again after four steps, in the next phase of its barriers. The consumers begin with parity 0 of
@@ -90,7 +90,7 @@ def matmul_level_kernel_v3(map_a, map_b, c, N, K):
                 mbarrier_arrive(empty + 8 * ((step - 1) % STAGES))
         wgmma_wait(acc)
 
-        # the epilogue: accumulators lie as in one_tile.py
+        # the epilogue: accumulators have the layout of one_tile.py
         row, column = m + consumer * 64 + t % 128 // 32 * 16 + t % 32 // 4, n + t % 4 * 2
         for j in range(BN // 8):
             store_word(c, row * N + column + 8 * j, pack_half2(acc[4 * j], acc[4 * j + 1]))

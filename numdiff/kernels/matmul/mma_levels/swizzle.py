@@ -9,7 +9,7 @@ WHY IT PAYS
     a quarter of the instructions for the same words, and each takes as many cycles as its bytes need: no conflicts,
     where level 1 has four turns a load.
 WHAT REMAINS
-    While tiles are loaded, nothing is multiplied, and every number passes through a register on its way.
+    While tiles are loaded, nothing is multiplied, and every number passes through a register.
 LAUNCH
     as level 1
 SOURCE

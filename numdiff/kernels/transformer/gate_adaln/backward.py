@@ -109,7 +109,7 @@ def start_copies(kept, at, arrays, i, c, cut):
 
 @cuda.jit(device=True, forceinline=True)
 def place_of(c):
-    """Where four channels from c on lie: of each sweep the lanes' first four, then their other four."""
+    """Where four channels from c on are: of each sweep the lanes' first four, then their other four."""
     return c // SWEEP * SWEEP + c % 8 * WARP + c % SWEEP // 8 * 4
 
 

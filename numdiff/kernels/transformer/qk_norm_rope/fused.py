@@ -2,7 +2,7 @@
 
 WHAT IS NEW, AND WHY IT PAYS
     HS / 8 lanes have a head, so a warp's lanes read 16 neighbouring bytes (of float16) each, together as many heads as
-    it has room for (three of 72 channels: 27 lanes; the others are idle). Pairs that rotate together lie in one lane.
+    it has room for (three of 72 channels: 27 lanes; the others are idle). Pairs that rotate together are in one lane.
     All lanes of a head need its sum: they add in a tree and get the first one's, or, for 64 channels, in a butterfly.
     A warp takes its token in several images, so that its cosines and sines stay in registers, and loads the next STEPS
     pieces of a token before it works on those that have arrived. Loads in flight take registers, so a multiprocessor

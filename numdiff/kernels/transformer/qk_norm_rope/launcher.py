@@ -2,7 +2,7 @@
 
 VERSIONS
     v1 naive: one thread a head (naive.py).
-    v2 fused: HS / 8 lanes of a warp a head, the next of it on its way; one kernel each way (fused.py). HS a multiple of
+    v2 fused: HS / 8 lanes of a warp a head, the next of it in flight; one kernel each way (fused.py). HS a multiple of
        8, at most 128; sm_80.
 LAUNCH
     `choose_chunk` cuts the images so that all blocks run at once.

@@ -10,7 +10,7 @@ SHAPES
     qkv, y, dy, dqkv (B, T, 3 · D) float16 or float32, their channels [q, k, v][head][HS], D = heads · HS, HS even;
     kept (B, T, 2 · D) like them: q and k before; weights (HS,) and rotation (2, T, HS), cosines and sines: float32
 IN PLACE
-    A linear layer's backward does not need its result, so q and k may change where they lie and v need not move: the
+    A linear layer's backward does not need its result, so q and k may change in place and v need not move: the
     caller says so (`in_place`). What the backward needs of q and k is then copied on the way, if there is a norm and a
     backward; a rotation alone needs nothing. It is not recovered from y: a weight may be 0.
 COST
