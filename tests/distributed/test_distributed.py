@@ -424,7 +424,8 @@ def check_stopped(folder, process, count, victim):
     assert time.time() - asked < 60 and process.returncode != 0
     for rank in set(range(count)) - {victim}:
         assert re.search(rf"Error: rank {rank} of {count}, after step \d+ \(training/\w+.py, line \d+\), waits for "
-                         rf"rank {victim}, of which nothing has been heard for 3 s .* checkpoint with --resume", err)
+                         rf"rank {victim}, of which nothing has been heard for 3 s .* checkpoint with: numdiff train "
+                         "unet --resume ", err)
         assert f"Error: rank {rank} of {count}" in (next((folder / "runs").iterdir()) / "watchdog.log").read_text()
     for rank in range(count):
         with pytest.raises(ProcessLookupError):
