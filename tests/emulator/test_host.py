@@ -206,6 +206,7 @@ def turned(x, y):
     cuda.syncthreads()
     y[i] = tile[31 - i]
     y[i] += cuda.shfl_down_sync(0xFFFFFFFF, i, 1)
+    cuda.syncthreads()
     cuda.atomic.add(y, 1, 0)
 
 @cuda.jit
