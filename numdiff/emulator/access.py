@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from .arrays import CheckedArray, IntegerArray, Record
+from .arrays import CheckedArray, IntegerArray, Record, checked_array
 from .memory import CONSTANT, POISON, Memory
 from .races import Races
 from .values import INTEGER_TYPES, Literal
@@ -298,7 +298,7 @@ class Access(Races):
         memory = Memory(a.memory.space, math.prod(shape) * a.itemsize, a.name, valid=True)
         memory.bytes.fill(0 if a.dtype.kind in "iu" else POISON)
         memory.shadowed = False
-        part = CheckedArray(self.machine, memory, 0, shape, a.dtype)
+        part = checked_array(self.machine, memory, 0, shape, a.dtype)
         if shape:
             return part
         return part.flat[0] if a.kind is None else a.kind(part.flat[0])

@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 
 from . import values
-from .arrays import CheckedArray, Record, plain_array
+from .arrays import Record, checked_array, plain_array
 from .device_arrays import EmulatedArray
 from .faults import LaunchRefused, Unsupported
 from .memory import GLOBAL, Memory
@@ -59,7 +59,7 @@ class Arguments:
             return values.scalar(value)
         if not self.checked:
             return plain_array(np.ndarray(shape, dtype, memory.bytes, offset, strides))
-        made = CheckedArray(self, memory, offset, tuple(shape), np.dtype(dtype), strides, name)
+        made = checked_array(self, memory, offset, tuple(shape), np.dtype(dtype), strides, name)
         self._memories[id(memory)] = memory
         self._arguments.append(made)
         return made

@@ -38,11 +38,6 @@ class CheckedArray:
     def nbytes(self):
         return self.size * self.itemsize
 
-    def __getattr__(self, name):  # of what is not found: a field, for all records at once
-        if name.startswith("__") or not self.dtype.names:
-            raise AttributeError(f"{self!r} has no {name}")
-        return self.field(name)
-
     def field(self, name):
         """The field of all records as an array; of complex numbers "real" and "imag"."""
         if self.dtype.kind == "c":
@@ -125,6 +120,29 @@ class CheckedArray:
         return f"{self.memory.space} array {self.name} {self.dtype}{self.shape}"
 
 
+class RecordsArray(CheckedArray):
+    """One of records. Its class has a `__getattr__`, which makes Python look up every attribute more slowly."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name):  # of what is not found: a field, for all records at once
+        if name.startswith("__"):
+            raise AttributeError(f"{self!r} has no {name}")
+        return self.field(name)
+
+    def __getitem__(self, index):
+        found = self.machine.access.locate(self, index, self.machine.site_here(), "reads")
+        return self.machine.access.outside(self, index) if found is None else found
+
+    def __setitem__(self, index, value):
+        found = self.machine.access.locate(self, index, self.machine.site_here(), "writes")
+        if found.__class__ is Record:
+            found.assign(value)
+        elif found is not None:
+            for at in np.ndindex(found.shape):
+                found[at] = value[at] if getattr(value, "shape", ()) else value
+
+
 class PackedArray(CheckedArray):
     """One whose elements are not where their size would have them: a field of records without padding."""
 
@@ -153,9 +171,14 @@ def array_of(array, offset, shape, dtype, strides=None, name=""):
     """Another array over an array's memory."""
     strides = contiguous_strides(shape, dtype.itemsize) if strides is None else strides
     size, places = dtype.itemsize, (offset, *strides)
-    aligned = dtype.names or size & size - 1 == 0 and not any(place % size for place in places)
-    return (CheckedArray if aligned else PackedArray)(array.machine, array.memory, offset, shape, dtype, strides,
-                                                      name or array.name)
+    aligned = size & size - 1 == 0 and not any(place % size for place in places)
+    kind = RecordsArray if dtype.names else CheckedArray if aligned else PackedArray
+    return kind(array.machine, array.memory, offset, shape, dtype, strides, name or array.name)
+
+
+def checked_array(machine, memory, offset, shape, dtype, strides=None, name=""):
+    """The array that a kernel sees over a memory of its own, where accesses are checked."""
+    return (RecordsArray if dtype.names else CheckedArray)(machine, memory, offset, shape, dtype, strides, name)
 
 
 class Record:

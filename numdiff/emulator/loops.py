@@ -99,7 +99,7 @@ def contents(value, known):
         value = value._array if value.__class__ is Record else np.asarray(value._data)
     if value.__class__ in (IntegerArray, RecordArray):
         value = value.data
-    memory = value.memory if value.__class__ is CheckedArray else value
+    memory = value.memory if isinstance(value, CheckedArray) else value
     if memory.__class__ is Memory:
         if id(memory) not in known:
             known[id(memory)] = zlib.crc32(memory.bytes)

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from .arrays import CheckedArray, contiguous_strides, plain_array
+from .arrays import CheckedArray, checked_array, contiguous_strides, plain_array
 from .faults import LaunchRefused, Unsupported
 from .memory import CONSTANT, GLOBAL, LOCAL, SHARED, Memory
 from .values import Literal
@@ -66,7 +66,7 @@ class MemorySpaces:
                 raise LaunchRefused(f"{self.kernel}: {memory.size} bytes of static and {self.dynamic_shared} of "
                                     f"dynamic shared memory are more than the {self.shared_limit} of a block.")
         if self.checked:
-            made = CheckedArray(self, memory, offset, shape, dtype, name=name)
+            made = checked_array(self, memory, offset, shape, dtype, name=name)
         else:
             data = memory.bytes[offset:offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize]
             if memory is block.static:  # an array of its own, found again by its address
@@ -101,11 +101,11 @@ class MemorySpaces:
             self.shared_address(array)
         except Unsupported:
             return False
-        return array.__class__ is not CheckedArray or array.memory.space is SHARED
+        return not isinstance(array, CheckedArray) or array.memory.space is SHARED
 
     def shared_address(self, array):
         """The address of a shared array's first element in the shared state space."""
-        if array.__class__ is CheckedArray:
+        if isinstance(array, CheckedArray):
             return array.memory.address + array.offset
         data = getattr(array, "data", array) if not isinstance(array, np.ndarray) else array
         pointer = data.ctypes.data
@@ -140,7 +140,7 @@ class MemorySpaces:
         size = math.prod(shape) * dtype.itemsize
         if not self.checked:
             return plain_array(np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape))
-        return CheckedArray(self, Memory(LOCAL, size, _assigned_name(frame)), 0, shape, dtype)
+        return checked_array(self, Memory(LOCAL, size, _assigned_name(frame)), 0, shape, dtype)
 
     def constant_array(self, name, array):
         """A NumPy array that a kernel takes from its module, frozen as Numba freezes it."""
@@ -151,7 +151,7 @@ class MemorySpaces:
             data = np.ascontiguousarray(array).copy()
             if self.checked:
                 memory = Memory(CONSTANT, data.nbytes, name, 0, data.reshape(-1).view(np.uint8), valid=True)
-                made = CheckedArray(self, memory, 0, data.shape, data.dtype, name=name)
+                made = checked_array(self, memory, 0, data.shape, data.dtype, name=name)
             else:
                 data.flags.writeable = False
                 made = plain_array(data)
