@@ -10,7 +10,7 @@ import pytest
 from numdiff.device import download, empty
 from numdiff.device.planned import CARDS, Planned
 from numdiff.device.requires import requires
-from numdiff.kernels import elementwise, softmax
+from numdiff.kernels import bias, concat, elementwise, softmax
 from numdiff.kernels.check.records import cases_of
 from numdiff.kernels.check.run import Arrays, relative_error
 from numdiff.kernels.operation import OPERATIONS, Operation, Version, load_all, operation
@@ -61,6 +61,27 @@ def test_the_version_of_a_call():
     assert record.backward is softmax.softmax_backward.operation
     with pytest.raises(TypeError, match="missing a required argument: 'b'"):
         elementwise.add_forward(x)
+
+
+def test_numpy_arrays():
+    """The reference gets them, once the arguments are checked and the version exists."""
+    x = np.ones((4, 8), np.float32)
+    assert (elementwise.silu_forward(x, version="naive") == elementwise.silu_forward_reference(x)).all()
+    with pytest.raises(ValueError, match="there is no version 'hopper' of silu: use naive or vectorised"):
+        elementwise.silu_forward(x, version="hopper")
+    with pytest.raises(ValueError, match=r"bias must have shape \(8,\)"):
+        bias.bias_add_forward(x, x[0, :3])
+
+
+def test_arrays_within_an_argument():
+    """…of a problem: in lists and NamedTuples; and those that are derived from others."""
+    pair = concat.Pair(single(2, 3), single(2, 5))
+    problem = Problem(parts=[single(4), None], x=pair, count=3, derived=lambda made: {"mean": made["x.0"].mean(1)})
+    made = problem.make(np.random.default_rng(0))
+    assert {name: a.shape for name, a in made.items()} == {"parts.0": (4,), "x.0": (2, 3), "x.1": (2, 5), "mean": (2,)}
+    given = problem.bound(made)
+    assert given.keys() == {"parts", "x", "count", "mean"} and given["parts"][1] is None and given["count"] == 3
+    assert isinstance(given["x"], concat.Pair) and given["x"].b is made["x.1"] and given["parts"][0] is made["parts.0"]
 
 
 def test_what_no_version_takes():
