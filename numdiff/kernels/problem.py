@@ -6,7 +6,7 @@
 An operation's record (operation.py) has a list of them. `numdiff kernels check` and the tests run the small ones in the
 emulator, against float64; `numdiff bench kernels --of files` times the others on a GPU.
 """
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -100,7 +100,6 @@ def counters(batch):
         (batch,), np.dtype(np.uint32), lambda rng: rng.permutation(100)[:batch])}
 
 
-@dataclass
 class Problem:
     """One call of an operation. Every further keyword is an argument of the operation: an `Array`, a list or NamedTuple
     with some, or what is passed as it is.
@@ -118,22 +117,8 @@ class Problem:
     precision: the roof of the benchmark ("fp32", "tf32", "fp16", "fp8"); None: that of the dtype
     note: words that the benchmark adds to the problem's name
     moved: bytes that the benchmark counts, where the arrays do not determine them
+    arguments: {name: value} of those of the operation
     """
-
-    label: str | None = None
-    tolerance: float | None = None
-    bfloat16: bool = False
-    fast: bool = True
-    measured: bool = False
-    versions: tuple | None = None
-    inputs: object = None
-    derived: object = None
-    within: object = None
-    run: object = None
-    precision: str | None = None
-    note: str = ""
-    moved: int = 0
-    arguments: dict = field(default_factory=dict)
 
     def __init__(self, label=None, *, tolerance=None, bfloat16=False, fast=True, measured=False, versions=None,
                  inputs=None, derived=None, within=None, run=None, precision=None, note="", moved=0, **arguments):
