@@ -108,6 +108,3 @@ def main():
         path, count = enter(results)
         print(f"{path}: {count} problems of {results['card']}")
 
-
-if __name__ == "__main__":
-    main()
