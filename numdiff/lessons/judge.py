@@ -183,10 +183,11 @@ def run(module, learner, path, text, grid, block, inputs, order, seed, recorder)
         gpu.launch(kernel, grid, block, *arguments, shared=shared)
         check_faults(gpu, path)
 
+    launch.empty = emulator.EmulatedArray
     given = [emulator.EmulatedArray(a.shape, a.dtype, a) if isinstance(a, np.ndarray) else a for a in inputs]
     try:
         if hasattr(module, "launch"):
-            module.launch(launch, learner, given, out)
+            module.launch(launch, learner, grid, block, given, out)
         else:
             launch(learner.kernel, grid, block, *given, out)
     except emulator.LaunchRefused as error:
