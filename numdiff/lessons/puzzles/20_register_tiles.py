@@ -30,7 +30,7 @@ HINTS = ("Each thread loads two elements of each tile.",
          "Four sums: s00 += a0 * b0, s01 += a0 * b1, s10 += a1 * b0, s11 += a1 * b1.")
 CONFLICTS = 64  # two rows of 8 floats in one store: banks that only wider rows avoid
 LIMITS = {"requests": (32, "Load each element of a tile once for the block."),
-          "shared_requests": (2 * (2 * 4 + 16 * 4), "For each k read a0, a1, b0 and b1 once, then multiply four times.")}
+          "shared_requests": (2 * (2 * 4 + 16 * 4), "Read a0, a1, b0 and b1 once for each k.")}
 TOLERANCE = 1e-5
 
 
