@@ -20,7 +20,7 @@ OPTIONS = (
     output("--rows", metavar="N", type=click.IntRange(1), default=30, show_default=True,
            help="Rows of each table, the longest times first."),
     output("--name-parts", metavar="N", type=click.IntRange(1), default=2, show_default=True,
-           help="How many parts of a layer's name tell layers apart."),
+           help="How many parts of a layer's name distinguish layers."),
     click.option("--clock", cls=Setting, heading="Measurement", type=Choice(["auto", "graph", "events"]),
                  default="auto", show_default=True,
                  help="How kernels are timed on a GPU: inside the replayed graph (by CUPTI, through PyTorch's "

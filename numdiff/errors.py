@@ -32,7 +32,7 @@ class OutOfMemoryError(NumdiffError):
 
 
 class TooManyElementsError(NumdiffError, ValueError):
-    """An array has more elements than a kernel's 32-bit indices tell apart, or a grid more blocks than there may be."""
+    """An array has more elements than a kernel's 32-bit indices can address, or a grid more blocks than allowed."""
 
 
 def why_no_process(error):

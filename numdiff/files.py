@@ -164,7 +164,7 @@ def check_held(folder):
         if os.path.samestat(os.fstat(handle), os.stat(folder)):
             return
     raise FolderTaken(f"{folder} was removed, moved or replaced while this process wrote to it, so nothing more is "
-                      "written; go on with --resume from where the folder is now, or start a new run.")
+                      "written; continue with --resume from where the folder is now, or start a new run.")
 
 
 def _reached(path):

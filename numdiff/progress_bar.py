@@ -97,7 +97,7 @@ class ProgressBar(tqdm):
 
 
 class Lines:
-    """Plain lines on stderr, one every `EVERY` seconds while the work goes on; arguments as of `progress_bar`."""
+    """Plain lines on stderr, one every `EVERY` seconds while the work continues; arguments as of `progress_bar`."""
 
     def __init__(self, total, what, unit, initial=0):
         self.total, self.what, self.unit, self.initial, self.n = total, what, unit, initial, initial

@@ -49,10 +49,10 @@ class Setting:
 
     kind: the type of a value, bool, int, float or str; many: it is a tuple of such; open: None goes, too
     repeated: its option may be given several times, which joins the values
-    switch: {True, False, "yes": a value}: it was yes or no before there were choices, and these go on meaning it; so do
+    switch: {True, False, "yes": a value}: it was yes or no before there were choices, which keep their meaning; so do
         its option without a value, and with no- before it
     low, high: the smallest and largest value; above, below: limits that the value itself must not touch
-    resume: a run that goes on may change it and still be the same run
+    resume: a run that continues may change it and still be the same run
     readers: {reader: Argument} of "trainer", "adamw", "model", "diffusion"
     """
 

@@ -67,7 +67,7 @@ def stopped(tmp_path):
 
 
 def test_a_stopped_run_goes_on(tmp_path, stopped):
-    assert f"stopped after step 2 of 4; go on with: numdiff train unet --resume '{tmp_path}/my runs/" in stopped
+    assert f"stopped after step 2 of 4; continue with: numdiff train unet --resume '{tmp_path}/my runs/" in stopped
     assert "resumed after step 2 of 4" in done(run(advised(stopped)))
     folder, = (tmp_path / "my runs").iterdir()
     assert load_checkpoint(newest_checkpoint(folder))[1]["step"] == 4
@@ -85,7 +85,7 @@ def test_a_run_whose_disk_was_full_goes_on(tmp_path, monkeypatch):
         os.rename(temporary, path, **where)
 
     monkeypatch.setattr(files.os, "replace", replace)
-    with pytest.raises(NumdiffError, match="then go on after step 2 with: ") as caught:
+    with pytest.raises(NumdiffError, match="then continue after step 2 with: ") as caught:
         train(resolve({**SMALL, "outdir": str(tmp_path)}), echo=lambda _: None)
     monkeypatch.undo()
     assert "resumed after step 2 of 4" in done(run(advised(str(caught.value))))
@@ -171,9 +171,9 @@ def test_an_option_that_is_advised_is_taken(wrong, remedy, right):
 
 
 @pytest.mark.parametrize("text, wrong", [
-    ("x; go on with: numdiff train unet --resume runs/0", 0), ("x: use --precision fp32 on the CPU.", 0),
+    ("x; continue with: numdiff train unet --resume runs/0", 0), ("x: use --precision fp32 on the CPU.", 0),
     ("x: run `numdiff data import 'a b' OUT.h5` first.", 0), ("x: give --count by --batch, or leave --seed out.", 0),
-    ("x; go on with: numdiff sample --resume runs/0", 1), ("x: use --precison fp32.", 1), ("x: use --batch 0.", 1),
+    ("x; continue with: numdiff sample --resume runs/0", 1), ("x: use --precison fp32.", 1), ("x: use --batch 0.", 1),
     ("x: use --precision fp31 on the CPU.", 1), ("x: run `numdiff data import --labels`.", 1),
     ("--batch 0 must be at least 1.", 0)])
 def test_advice_is_found_and_parsed(text, wrong):

@@ -140,7 +140,7 @@ def test_a_dumb_terminal():
 
 
 def test_a_terminal_that_goes_away():
-    """The work goes on."""
+    """The work continues."""
     with Terminal() as terminal, progress_bar(3, "sampling", "step") as bar:
         bar.update()
         terminal.go_away()

@@ -66,7 +66,7 @@ def bench_data(path, image_size=None, batch=64, device="cpu", repeats=3, images=
 def measure(path, image_size, batch, backend, in_memory, images=None):
     """One epoch, or `images` of it, of a file that is opened for it: {images_per_second, cpu_us, open_s}.
 
-    Of a set in memory the time of opening counts apart: a run pays it once. On a GPU the loader's buffers are
+    Of a set in memory the time of opening is counted separately: a run pays it once. On a GPU the loader's buffers are
     page-locked beforehand, and the time ends when the last image is normalised.
     """
     before = time.perf_counter()

@@ -1,6 +1,6 @@
 """How long a batch of samples takes through the public interface: medians after a warm-up, on any device.
 
-The first batch compiles or loads kernels and captures graphs, as the second may, too; both are reported apart, and
+The first batch compiles or loads kernels and captures graphs, as the second may, too; both are reported separately, and
 later ones do not pay for this. Where PyTorch is measured, too, the two take turns, batch by batch.
 """
 import time

@@ -1,6 +1,6 @@
 """A memory arena whose addresses repeat from step to step.
 
-A training step asks for the same arrays in the same order every time, and frees them in the same order. So the arena
+A training step allocates the same arrays in the same order every time, and frees them in the same order. So the arena
 answers the same sequence of requests with the same addresses: after the first step nothing more is taken from the
 driver, and a captured step can be replayed over the same memory. Blocks return to the arena when the last array that
 uses them is dropped (Python's reference counts decide, so the moment is exact), and are reused in stream order.

@@ -1,6 +1,6 @@
 """Eight neighbours at a time: 16 bytes of float16 or bfloat16 in one instruction, 32 bytes of float32 in two.
 
-`load4` moves 8 bytes of float16; a warp then asks for 256 bytes at a time, and a memory-bound kernel needs twice the
+`load4` moves 8 bytes of float16; a warp then reads 256 bytes at a time, and a memory-bound kernel needs twice the
 instructions, and twice the loads in flight, for the same bytes. As with `load4`, arithmetic is float32: what is loaded
 is widened, what is stored is rounded to the nearest number of the array's type, ties to even.
 
@@ -14,7 +14,7 @@ For a thread that keeps its numbers in local arrays:
     load8_into(array, index, into)                      into[0 … 7] = array[index …]
     store8_from(array, index, values)                   array[index …] = values[0 … 7]
     fetch8(array, index, words), numbers8(array, words, values)
-                                                        the two halves of a load: the thread goes on until it looks at
+                                                        the two halves of a load: the thread continues until it looks at
                                                         the words
     add8(array, words, values), words8(array, values, words)
                                                         numbers += words; numbers to words
@@ -350,7 +350,7 @@ def _words8(machine, array, values, words):
 
 @intrinsic
 def prefetch_l2(typingctx, array, index):
-    """Ask for the sector of array[index] to come to the L2 cache: nothing waits for it, nothing else changes."""
+    """Prefetch the sector of array[index] into the L2 cache: nothing waits for it, nothing else changes."""
     require_contiguous("prefetch_l2", array)
     return types.void(array, types.int64), statement("prefetch.global.L2 [$0];", ordered=True)
 

@@ -1,7 +1,7 @@
 """mbarriers and named barriers: how the warps of a block, and what copies for them, wait for each other (sm_90).
 
 A fast kernel on Hopper is a pipeline between two kinds of warpgroups (128 threads each). One thread of the producer
-asks TMA for tiles (tma.py); the consumers multiply them with `wgmma` (wgmma.py), straight from shared memory. Each
+loads tiles by TMA (tma.py); the consumers multiply them with `wgmma` (wgmma.py), straight from shared memory. Each
 stage of the pipeline has two mbarriers, `full` and `empty` (pipeline.py puts them into words):
 
     producer                                            consumer

@@ -1,6 +1,6 @@
 """A pipeline through shared memory, in words: a ring of stages between producers and consumers.
 
-A fast Hopper kernel keeps several stages of shared memory in flight. A producer thread asks TMA to fill one after the
+A fast Hopper kernel keeps several stages of shared memory in flight. A producer thread uses TMA to fill one after the
 other; consumers multiply what has arrived. Each stage has two mbarriers: `full` completes when its bytes have arrived,
 `empty` when all consumers have read them. A parity bit shows which round of the ring a stage is in. In the words of
 this file the two loops read
@@ -19,7 +19,7 @@ after `start_ring(ring, producers, consumers)`, or where more must be made at th
 init_ring(ring, producers, consumers); fence_barrier_init()` and a `cuda.syncthreads()`.
 
 A `Ring` is a named tuple of integers, made once in a kernel. Inlined, all of this becomes the PTX of the same loop with
-the arithmetic written out: tuples that device functions take and return are taken apart by the compiler. (So is a tuple
+the arithmetic written out: tuples that device functions take and return are split up by the compiler. (So is a tuple
 that a loop carries from round to round, but the registers come out in another order; so stage and parity are two
 variables.) What does not change, such as the number of stages, should be a constant of the kernel, so that it is one in
 the machine code. The emulator runs the words as they stand.

@@ -1,4 +1,4 @@
-"""TMA, the tensor memory accelerator: one thread asks for a box of a tensor, and it arrives in shared memory (sm_90).
+"""TMA, the tensor memory accelerator: one thread requests a box of a tensor, and it arrives in shared memory (sm_90).
 
     loads     tma_load_1d … 5d, whose bytes an mbarrier counts (mbarrier.py); tma_load_2d_multicast, into the
               shared memory of several blocks of a cluster; tma_prefetch            PTX ISA, section 9.7.9.27

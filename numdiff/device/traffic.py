@@ -142,7 +142,7 @@ def make_readback(arrays):
 
 
 def runs_ahead(array):
-    """Whether the host may go on while the array's device computes."""
+    """Whether the host may continue while the array's device computes."""
     return is_device(array) and hasattr(array.backend, "pinned")
 
 

@@ -12,11 +12,12 @@ are close to the space of x_T and a few of them. So a schedule of n levels has, 
 where the paper has e = (x - x_0) / σ instead of the estimates x_0. Both span the same space, as x is in it; but the
 first e are all but parallel to x_T, which is as long as σ, up to 20,000: float32 has no digits for their difference.
 The weights come from the least squares of the long run's x_(i+1), over all seeds and pixels. The levels are chosen by
-bisection of a bound on the error: from a level the search goes on to the farthest one whose least-squares error from {x
-now, the estimates so far} stays below it; the smallest bound that needs n levels is taken. For that only inner products
-are needed, of each x and each x_0 of the long run: a matrix of about 600 × 600 in float64, for any number of images.
-Such a bound says nothing of how a step's error grows in the next ones. So weights are fitted for the levels that other
-samplers take as well (`spacings` of the path), and the choice that ends nearest to the long run's images is kept.
+bisection of a bound on the error: from a level the search continues to the farthest one whose least-squares error from
+{x now, the estimates so far} stays below it; the smallest bound that needs n levels is taken. For that only inner
+products are needed, of each x and each x_0 of the long run: a matrix of about 600 × 600 in float64, for any number of
+images. Such a bound says nothing of how a step's error grows in the next ones. So weights are fitted for the levels
+that other samplers take as well (`spacings` of the path), and the choice that ends nearest to the long run's images is
+kept.
 
 The weights are fitted to the estimates that the few steps themselves get, one step after the other, where the paper
 takes those of the long run: neighbouring ones are nearly parallel, their weights large and of both signs, and a small

@@ -104,7 +104,7 @@ class Alone:
         """The watchdog's last message goes into this file, too."""
 
     def resumes_by(self, command):
-        """From now on the message of a failure says that the work goes on by this command."""
+        """From now on the message of a failure says that the work continues by this command."""
         progress.resume = command
 
     def poll(self, fault):

@@ -17,7 +17,7 @@
 
     transport  where the sum is made                    its place in a captured step
     mpi        in MPI, from pinned host memory, bucket   the graph is cut where a bucket is complete and before the
-               by bucket while the backward goes on      update; between two parts the host sends on what has arrived
+               by bucket while the backward continues    update; between two parts the host sends on what has arrived
     peer       on the GPUs (kernels/peer_reduce.py)      inside the graph, six launches after the backward, or during it
                                                          (overlap.py, copies.py)
     nccl       in NCCL                                   inside the graph, two calls after the backward

@@ -43,7 +43,7 @@ class Monitor:
         return self._ready
 
     def say_how_to_go_on(self, log=None):
-        """What is said of a rank that is gone, as the work goes on now; log: a file that gets it, too."""
+        """What is said of a rank that is gone, as the work continues now; log: a file that gets it, too."""
         self.tell(after=gone(self.size), log=log)
 
     def tell(self, **message):

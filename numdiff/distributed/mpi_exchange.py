@@ -30,7 +30,7 @@ class HostArray:
 
 
 class MpiExchange(NoExchange):
-    """Bucket after bucket by MPI, all ranks in the same order, while the backward pass goes on.
+    """Bucket after bucket by MPI, all ranks in the same order, while the backward pass continues.
 
     Two ranks that both need the sum let MPI's Iallreduce make it. Otherwise a bucket's owners get the other ranks'
     numbers (Ialltoallv) and add them up in rank order, which MPI does not promise. Where ranks have parts of the

@@ -165,7 +165,7 @@ class Watchdog:
             while selector.get_map():
                 ready = selector.select(max(0.0, due - now))
                 before, now = now, time.monotonic()
-                if self.timeout and now - before > max(self.timeout / 2, 2 * self.beat):  # stopped itself, and goes on
+                if self.timeout and now - before > max(self.timeout / 2, 2 * self.beat):  # it was stopped
                     for peer in (*self._peers.values(), self._own):
                         peer.heard = peer.changed = now
                 for key, _ in ready:

@@ -1,8 +1,8 @@
-"""Operations that go on while threads run: what they still read and write, and when they are complete.
+"""Operations that continue while threads run: what they still read and write, and when they are complete.
 
 An asynchronous instruction puts a `Pending` on the memory that it uses. As long as it is there, touching what it
 writes, or writing what it reads, is a fault. It completes as late as the rules allow: a copy with groups at the wait
-for its group, a copy with an mbarrier when no thread can go on without it, a wgmma at its wait. So a missing wait is
+for its group, a copy with an mbarrier when no thread can continue without it, a wgmma at its wait. So a missing wait is
 detected every time, not only when a GPU happens to be slow.
 
 It is not enough that an operation is complete: a thread must know it. A `Completion` lists the threads that waited for

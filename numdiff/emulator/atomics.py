@@ -60,7 +60,8 @@ class Atomic:
         return old
 
     def _note(self, old, new):
-        """A change may let others go on; an atomic that changes nothing, like a lock that is taken, is no progress."""
+        """A change may let others continue; an atomic that changes nothing, like a lock that is taken, is no
+        progress."""
         if old != new:
             self._machine.stores += 1
             self._machine.scheduler.progress += 1

@@ -10,7 +10,7 @@ WHAT IS COUNTED, for each line of source
                         absolute value, minimum, maximum, comparison and conversion count nothing, nor does what a
                         compiler computes in advance (an expression of constants)
     special functions   square roots, exponentials, logarithms, trigonometry: one each, whatever its instructions
-    integer operations  apart from the FLOPs; a compiler may remove many of them (address arithmetic)
+    integer operations  in addition to the FLOPs; a compiler may remove many of them (address arithmetic)
     tensor-core FLOPs   2·M·N·K of each matrix instruction
     global memory       requests, one for each instruction of each warp, and the sectors of 32 bytes that they move
     shared memory       requests, and the wavefronts that they take, more of them with bank conflicts. What TMA and

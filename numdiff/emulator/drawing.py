@@ -9,7 +9,7 @@ from .writing import WRITERS
 
 INK, PALE, GRID = "#1b1f24", "#6b7280", "#c9ced6"
 FAULT = "#c0392b"
-# Eight colours that most colour-blind readers can tell apart too, light enough for dark text.
+# Eight colours that most colour-blind readers can distinguish, too, light enough for dark text.
 COLOURS = ("#8ecae6", "#ffd166", "#a3d9a5", "#f4a6b7", "#cdb4f0", "#d8cfa0", "#9fe0d6", "#f6b98c")
 FONTS = ("DejaVuSans.ttf", "Arial.ttf", "LiberationSans-Regular.ttf"), \
     ("DejaVuSans-Bold.ttf", "Arial Bold.ttf", "LiberationSans-Bold.ttf")

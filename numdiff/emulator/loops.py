@@ -35,7 +35,7 @@ class Loops:
         return True
 
     def yield_turn(self, frame):
-        """Let all others run before this thread goes on."""
+        """Let all others run before this thread continues."""
         thread = self.machine.thread
         thread.wait = ("loop", "", frame)
         self.spinning.append(thread)

@@ -124,7 +124,7 @@ class Reports:
 
         def deadlock(key):
             thread = groups[key][0]
-            self.report("deadlock", f"no thread can go on: {self._say_wait(thread.wait)}", key[1], thread, others)
+            self.report("deadlock", f"no thread can continue: {self._say_wait(thread.wait)}", key[1], thread, others)
 
         others = [say(key, threads) for key, threads in groups.items()]
         at_mbarrier = next((key for key in groups if key[0] == "mbarrier"), None)

@@ -1,4 +1,4 @@
-"""Which thread of a GPU runs next, where threads meet, and what it means when none can go on.
+"""Which thread of a GPU runs next, where threads meet, and what it means when none can continue.
 
 A thread, which is a greenlet (threads.py), runs until it must wait: at a barrier, for the other lanes of its warp, for
 an mbarrier. Then the next one runs. Nothing is ever preempted (a `while` loop that spins gives others a turn), so a
@@ -30,7 +30,7 @@ class Scheduler(Loops):
         self.polls = []  # (thread, condition) of threads in wait_until
         draw = random.Random(machine.seed).random
         self._draw = lambda _: draw()  # sorted by what it gives, threads are shuffled, in half of shuffle()'s time
-        self.progress = 0  # counts everything that may let a waiting thread go on
+        self.progress = 0  # counts everything that may let a waiting thread continue
         self.checked = machine.checked
         self.blocks = []
         self.total = self.ended = 0  # blocks
@@ -300,7 +300,7 @@ class Scheduler(Loops):
             tracer.waited(thread)
 
     def wait_for_others(self, condition, kind, detail, frame):
-        """Wait until no other thread can go on, and `condition()` holds then."""
+        """Wait until no other thread can continue, and `condition()` holds then."""
         self.polls.append((self.machine.thread, condition))
         self.pause(kind, detail, frame)
 

@@ -6,7 +6,7 @@ WHERE A BOX MAY BEGIN. In the innermost dimension at a multiple of 16 bytes; a l
 element, a store may not. Otherwise a GPU ends with an illegal instruction. (This is not in the PTX ISA: it was observed
 on an H100, and `python -m tests.emulator.compare_hopper` checks it again.)
 
-WHEN. A load arrives when no thread can go on without it; its mbarrier then counts its bytes. A store reads
+WHEN. A load arrives when no thread can continue without it; its mbarrier then counts its bytes. A store reads
 its tile and writes its box when its thread waits for its group, or when its block ends. Until then these bytes are in
 use (asynchronous.py). A load whose block ends before it has arrived, and a store whose thread ends before the tile has
 been read, are faults.

@@ -6,7 +6,7 @@
 
 LOGICAL TIME
     Threads run one after another here, so the wall clock says nothing. Each thread has a clock of its own instead: a
-    load, a store and an arithmetic operation take one tick; a thread that waits goes on at the time of what it waited
+    load, a store and an arithmetic operation take one tick; a thread that waits continues at the time of what it waited
     for (Lamport 1978, "Time, Clocks, and the Ordering of Events in a Distributed System"). A warp's time is that of its
     last lane. Blocks begin at 0. An asynchronous copy arrives as late as the rules allow: where a wait covers it, or
     when no thread can continue without it. So a timeline shows the order that the program enforces, not how long a GPU
@@ -85,7 +85,7 @@ class Tracer:
         return call
 
     def barrier(self, block, name, threads):
-        """These threads have met at a barrier, and go on."""
+        """These threads have met at a barrier, and continue."""
         clock = self.clock
         now = max(clock[t] for t in threads) + 1
         for thread in threads:

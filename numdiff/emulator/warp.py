@@ -82,9 +82,9 @@ def warp_functions(machine):
         return gather("match_all_sync", mask, value, combine, frame(1))
 
     def activemask():
-        """The lanes that come to this call before any of them goes on: all of a warp in straight-line code.
+        """The lanes that come to this call before any of them continues: all of a warp in straight-line code.
 
-        Where lanes wait at several calls of a function, those at the first one go on and may come to the others.
+        Where lanes wait at several calls of a function, those at the first one continue and may come to the others.
         """
         thread, at = machine.thread, frame(1)
         here = thread.state["active"] = at.f_code, at.f_lasti

@@ -228,7 +228,7 @@ def _backward_again(dy, weight, dweight, dbias, u, version, accumulate, aside):
 def linear_gelu_forward(x, weight, bias, keeps_u=True):
     """(u, GELU(u)) as new arrays, u = x·weightᵀ + bias; tanh form, in one kernel where `linear_gelu_supports`.
 
-    keeps_u: False where no backward will ask for u, which may then be None
+    keeps_u: False if no backward needs u, which may then be None
     """
     if not is_device(x):
         u = linear_forward_reference(x, weight, bias)
@@ -263,7 +263,7 @@ def linear_gate_supports(x, gate, *weights):
 def linear_layer_scale_forward(x, weight, bias, scale, residual, keeps_z=True):
     """(z, residual + scale (N,) · z) as new arrays, z = x·weightᵀ + bias; in one kernel where `linear_gelu_supports`.
 
-    keeps_z: False where no backward will ask for z, which may then be None
+    keeps_z: False if no backward needs z, which may then be None
     """
     if not is_device(x):
         z = linear_forward_reference(x, weight, bias)
@@ -283,7 +283,7 @@ def linear_swiglu_forward(x, weight, bias=None, keeps_u=True):
     """(u (..., 2 · H), SwiGLU(u) (..., H)) as new arrays, u = x·weightᵀ + bias; in one kernel where
     `linear_swiglu_supports`.
 
-    keeps_u: False where no backward will ask for u, which may then be None
+    keeps_u: False if no backward needs u, which may then be None
     """
     if not is_device(x):
         u = linear_forward_reference(x, weight, bias)

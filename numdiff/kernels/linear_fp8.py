@@ -104,7 +104,7 @@ def _into(scale):
 def linear_fp8_gelu_forward(x, layer, bias, keeps_u=True, keeps=True, following=None):
     """(u, GELU(u), kept): new arrays, u = Q(x)·Q(weight)ᵀ + bias; kept, keeps as of `linear_fp8_forward`.
 
-    keeps_u: False where no backward will ask for u, which may then be None
+    keeps_u: False if no backward needs u, which may then be None
     following: the `Layer8` that alone reads GELU(u), which may then be its bytes; or None
     """
     given, kept = _operands(x, layer, keeps)

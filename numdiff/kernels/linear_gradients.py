@@ -35,7 +35,7 @@ from .matmul.activations import rung_of
 from .matmul.choice import by_eight, choose_half
 
 MOST = group.PRODUCTS  # layers of a launch
-GAIN = 0.98  # of the estimated time of single launches: where one launch takes more, the layers stay apart
+GAIN = 0.98  # of the estimated time of single launches: if one launch takes more, the layers stay separate
 
 
 def linear_gradients_supports(x, sizes):

@@ -8,7 +8,7 @@ MATHEMATICS
     rounded where it arrives. Such parameters are next to each other in the buffers, so what is moved is a list of
     pieces. `peer_all_gather` (peer_reduce.py) moves one run of elements a rank.
     So do gradients that are complete at one moment of the backward pass (distributed/overlap.py): they are added up and
-    copied while it goes on, by as few blocks as the caller says, because every multiprocessor that they are on is one
+    copied while it continues, by as few blocks as the caller says, because every multiprocessor that they are on is one
     that the backward's kernels have to share. Where copy engines have brought them here, they are added up afterwards,
     from this GPU's memory (distributed/copies.py).
 SHAPES

@@ -7,10 +7,10 @@ MATHEMATICS
         all-gather       rank r copies slice s from rank s, for every s but its own
         barrier          before, between and after: no rank reads an unwritten slice, or overwrites one being read
     A buffer of n numbers crosses each link 2 (N-1)/N times, the least there can be (Patarasuk and Yuan 2009).
-    Slices are of nearly the same size, or such as the caller says: between the two passes each rank may go on with its
-    own slice alone, as where ranks share the update (nn/partition.py).
-    The barrier counts: the k-th time, rank r writes k into its place of every rank's flags, then waits until each place
-    of its own flags holds k or more. Nothing is ever reset, so the same launch works in every replay of a CUDA graph.
+    Slices are of nearly the same size, or such as the caller says: between the two passes each rank may continue with
+    its own slice alone, as where ranks share the update (nn/partition.py). The barrier counts: the k-th time, rank r
+    writes k into its place of every rank's flags, then waits until each place of its own flags holds k or more. Nothing
+    is ever reset, so the same launch works in every replay of a CUDA graph.
 SHAPES
     buffers: one float32 (n,) a rank; mails: a short float32 (m,) a rank; flags: one int32 (MAX_RANKS · STRIDE,) a rank;
     counter, status int32 (1,) of the rank itself. Those of the other ranks are their memory, mapped by CUDA IPC.

@@ -214,9 +214,9 @@ def rmsnorm_parameter_kernel_v2(dy, x, rstd, partial, rows, C, lanes, chunk):
 
 
 # v3: warps that stay --------------------------------------------------------------------------------------------------
-# What is new: warps go on to further rows, so weight and sums stay in registers, and the backward is one pass. Why it
-# pays: version 2 reads dy and x a second time for dweight, and the weight for every row; and half of its loads wait for
-# the other half.
+# What is new: warps continue with further rows, so weight and sums stay in registers, and the backward is one pass. Why
+# it pays: version 2 reads dy and x a second time for dweight, and the weight for every row; and half of its loads wait
+# for the other half.
 
 @cuda.jit(device=True, forceinline=True)
 def keep_weight(weight, factors, numbers, c, C, weighted):

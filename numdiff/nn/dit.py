@@ -340,7 +340,7 @@ class DiT(Model):
         """
         self.check_inputs(t, y, x if conditioning is None else None)
         tokens = F.add_constant(self.x_embedder(F.cast(x, self.dtype)), self.pos_embed)  # (B, T, D)
-        # the block before asks for a block's, so that gradients of its weights come, and may leave, with the others
+        # each block requests the next block's modulation, so that its gradients become ready together with its own
         columns = self._columns(conditioning, t, y, randomness)
         blocks = [*self.blocks.modules.values()]
         own = blocks[0].modulation(next(columns))

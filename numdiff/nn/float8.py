@@ -86,7 +86,7 @@ def bytes_for(weight, x, which):
 
 
 def keeps(weight):
-    """Whether a backward will ask for what goes into this weight's layer."""
+    """Whether a backward needs the input of this weight's layer."""
     return recording.is_recording() and not weight.frozen
 
 

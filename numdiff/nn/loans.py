@@ -41,7 +41,7 @@ from ..kernels.beside import rejoin
 from ..kernels.optimizer.zero_ranges import pieces, zero_ranges
 
 FLOAT = np.dtype(np.float32).itemsize
-SMALLEST = 4 << 20  # bytes of gradients that are worth the launch that zeroes some of them apart
+SMALLEST = 4 << 20  # bytes of gradients that are worth a separate launch to zero some of them
 
 _lenders = Stack()  # the `Loans` whose forward pass is running in this thread, innermost last
 

@@ -41,7 +41,7 @@ MAX_BUFFERS = 256
 LAST_LINE = b"\nnumdiff crc32 %08x\n"
 LAST_LINE_BYTES = len(LAST_LINE % 0)
 CHUNK = 4 << 20  # bytes read at a time for the checksum
-SYNCED = 256 << 20  # bytes of a buffer that are synced at a time, which shows the other ranks that saving goes on
+SYNCED = 256 << 20  # bytes of a buffer that are synced at a time, which shows the other ranks that saving continues
 
 INDEX = schema.items(schema.record({"name": schema.text(), "shape": schema.items(schema.integer(1, 1 << 31), 8),
                                     "offset": schema.integer(0)}), 1 << 20)
@@ -128,7 +128,7 @@ def prune_checkpoints(run_dir, keep):
 def set_aside_later(run_dir, step):
     """Rename the checkpoints after `step` to ….h5.old, or ….h5.old.2 and on; returns their new paths.
 
-    A run that goes on from an older checkpoint leaves the later ones behind: they must neither be resumed from, nor
+    A run that continues from an older checkpoint leaves the later ones behind: they must neither be resumed from, nor
     count as the newest when `prune_checkpoints` chooses what to remove.
     """
     return [set_aside(path) for path in list_checkpoints(run_dir) if checkpoint_step(path) > step]
@@ -203,7 +203,7 @@ def why_damaged(path):
 
 
 def why_missing(path):
-    """The sentence on a checkpoint that is not there: a run that goes on removes its older ones."""
+    """The sentence on a checkpoint that is not there: a run that continues removes its older ones."""
     path = pathlib.Path(path)
     newest = next(iter(list_checkpoints(path.parent)), None)
     if checkpoint_step(path) is None or newest is None or checkpoint_step(newest) <= checkpoint_step(path):

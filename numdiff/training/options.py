@@ -252,7 +252,7 @@ def resolve_resumed(saved, given, run="RUN"):
     given = _known(given)
     if given.get("model", saved.model) != saved.model:
         own, asked = kinds.get(saved.model), kinds.get(given["model"])
-        raise UsageError(f"the run is a {own.title}'s, and this trains a {asked.title}: go on with: numdiff train "
+        raise UsageError(f"the run is a {own.title}'s, and this trains a {asked.title}: continue with: numdiff train "
                          f"{own.name} --resume {shlex.quote(str(run))}")
     lines = table(saved.model)
     if given.get("precision") == "auto":  # the run has chosen

@@ -122,7 +122,7 @@ def save_snapshot(run_dir, trainer, averages, meta, options):
 
 
 def set_aside_snapshots(run_dir, step):
-    """Rename the averages of later steps, which a run that goes on from `step` leaves behind, as `set_aside` does."""
+    """Rename the averages of later steps, which a run that continues from `step` leaves behind, as `set_aside` does."""
     for later, path in list_snapshots(run_dir):
         if later > step:
             set_aside(path)

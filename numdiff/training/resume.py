@@ -1,4 +1,4 @@
-"""A run that goes on: its checkpoint, on every rank, and what options and data must have in common with it.
+"""A run that continues: its checkpoint, on every rank, and what options and data must have in common with it.
 
 A checkpoint holds buffers that another model, objective or order of classes would take without a word, so each of them
 is compared, and what differs is refused before anything is written.
@@ -50,16 +50,16 @@ def why_no_step(run_dir, done, asked):
     """The message if a run that has done `done` steps is requested to do no more."""
     of = load_options(run_dir).steps
     if asked >= done:
-        return f"{run_dir} has done its {counted(done, 'step')}; give more with --steps to go on."
+        return f"{run_dir} has done its {counted(done, 'step')}; give more with --steps to continue."
     if done < of:
         return (f"{run_dir} has done {done:,} of its {of:,} steps, and --steps {asked} is not more: leave it out to do "
                 f"the rest, or give more than {done}.")
     return (f"{run_dir} has done its {counted(done, 'step')}, and --steps {asked} is not more: give more than {done} "
-            "to go on.")
+            "to continue.")
 
 
 def prepare_resumed(options, run_dir, step):
-    """Save the options that a resumed run goes on with, and set aside the checkpoints after its step."""
+    """Save the options that a resumed run continues with, and set aside the checkpoints after its step."""
     options.save(pathlib.Path(run_dir) / "options.json")
     check_held(run_dir)
     set_aside_later(run_dir, step)
@@ -67,7 +67,7 @@ def prepare_resumed(options, run_dir, step):
 
 
 def check_split(options, communicator):
-    """Refuse a number of ranks that cannot share the batch of a run that goes on."""
+    """Refuse a number of ranks that cannot share the batch of a run that continues."""
     split_batch(options.batch, options.microbatch, fixed=True,
                 **ranks_of(communicator, of_resumed(options, communicator).shard_update, options.device == "cuda"))
 
@@ -80,7 +80,7 @@ def schedule_of(options):
 def say_new_rate(then, options, step, checkpoint):
     """A line where the learning rate jumps at a resume, as --steps moves the end of a cosine; else None.
 
-    then: `schedule_of` the run before; options: with which it goes on; step: how many it has done; checkpoint: its path
+    then: `schedule_of` the run before; options: of the resumed run; step: its number of steps; checkpoint: its path
     """
     now = schedule_of(options)
     if step < 1 or then == now:
@@ -94,7 +94,7 @@ def say_new_rate(then, options, step, checkpoint):
     command = (f"numdiff train {options.model} --resume {shlex.quote(str(checkpoint))} --steps {now['steps']} "
                f"--lr-schedule constant --lr {last:.4g}")
     return (f"{text}, as the cosine now ends at step {now['steps']:,} instead of {then['steps']:,}; to keep "
-            f"{last:.4g}, stop this and go on with: {command}")
+            f"{last:.4g}, stop this and continue with: {command}")
 
 
 def rate_at(schedule, step):
@@ -111,7 +111,7 @@ def split_of(trainer):
 
 
 def say_new_split(then, now):
-    """A line where a run goes on with another split of its batch, else None; as `split_of` gives them, or None."""
+    """A line where a run continues with another split of its batch, else None; as `split_of` gives them, or None."""
     if not then or then == now:
         return None
     was, is_now = (f"{counted(split['ranks'], 'rank')} in parts of {counted(split['microbatch'], 'image')}"
@@ -121,7 +121,7 @@ def say_new_split(then, now):
 
 
 def check_same_options(meta, options, dataset, path):
-    """Refuse to go on from a checkpoint of a model whose options are not the run's."""
+    """Refuse to continue from a checkpoint of a model whose options are not the run's."""
     kind = kinds.get(options.model).model_class
     own = model_options(options, dataset.channels, len(dataset.classes) if options.class_cond else None)
     own = {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
@@ -137,7 +137,7 @@ def check_same_model(meta, model, path):
 
 
 def check_same_training(meta, trainer, path):
-    """Refuse to go on from a checkpoint of another objective or seed than the run's options say: the weights would
+    """Refuse to continue from a checkpoint of another objective or seed than the run's options say: the weights would
     take it without a word."""
     now, then = {"seed": trainer.seed}, {"seed": meta.get("seed")}
     if meta.get("diffusion") is not None:
@@ -146,7 +146,7 @@ def check_same_training(meta, trainer, path):
     for name in dict.fromkeys([*then, *now]):
         if then.get(name) != now.get(name) and (name != "seed" or then[name] is not None):
             was, is_now = (f"{name} {say(values[name])}" if name in values else f"no {name}" for values in (then, now))
-            raise NumdiffError(f"{path} was trained with {was}, and the options to go on with say {is_now}: restore "
+            raise NumdiffError(f"{path} was trained with {was}, and the options to continue with say {is_now}: restore "
                                "the run's options.json, or start a new run from these weights with --init.")
 
 
@@ -157,11 +157,11 @@ def check_resumed_data(meta, trainer, path, new_data):
     classes, file = meta.get("classes") or [], trainer.dataset.path
     if trainer.model.num_classes is not None or sorted(map(key, classes)) == sorted(map(key, now["classes"])):
         if why := reordered(classes, now["classes"], "the run", file):
-            raise UsageError(f"{why}: go on with data whose classes are the run's, in the same order.")
+            raise UsageError(f"{why}: continue with data whose classes are the run's, in the same order.")
     if then is None:
         return f"not compared: an older numdiff wrote {path}, and did not note what it was trained on"
     why = difference(then, now, "what the run was trained on", file)
     if why and not new_data:
         raise UsageError(f"{file} is not the data that the run was trained on ({why}): give that as --data, or "
-                         "--new-data to go on with this one.")
+                         "--new-data to continue with this one.")
     return why and f"new: {why}"

@@ -98,7 +98,7 @@ def train(options: TrainOptions, resume: str | None = None, dry_run: bool = Fals
 
     resume: None for a new run; else "auto", a run folder, its number or a checkpoint file
     dry_run: only say what would be done; echo: prints the lines before and after the training
-    new_data: a resumed run may go on with data other than it has seen
+    new_data: a resumed run may continue with data other than it has seen
     """
     echo = visibly(echo)
     communicator = connect(options.transport, options.device, options.rank_timeout)
@@ -263,7 +263,7 @@ def quiet_overflows():
 
 
 def resume_command(options, run_dir):
-    """The command that goes on with a run."""
+    """The command that continues with a run."""
     return f"numdiff train {options.model} --resume {shlex.quote(str(run_dir))}"
 
 
@@ -277,7 +277,7 @@ def saying_how_to_go_on(options, run_dir):
         newest = newest_checkpoint(run_dir)
         if newest is None:
             raise
-        raise WriteError(f"{str(error).rstrip('.')}; then go on after step {checkpoint_step(newest)} with: "
+        raise WriteError(f"{str(error).rstrip('.')}; then continue after step {checkpoint_step(newest)} with: "
                          f"{resume_command(options, run_dir)}") from error
 
 
@@ -364,7 +364,7 @@ def _train(options, trainer, previews, run_dir, output):
         def stop(number):
             save_all()
             why = ", as its output has no reader" if number == SIGPIPE else ""
-            after = f"after step {trainer.step} of {options.steps}{why}; go on with"
+            after = f"after step {trainer.step} of {options.steps}{why}; continue with"
             if trainer.step == options.steps:
                 after = f"after its last step{why}, before its pictures, which are drawn by"
             raise Stopped(f"stopped {after}: {resume_command(options, run_dir)}", number)

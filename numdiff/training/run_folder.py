@@ -127,8 +127,8 @@ def find_run(where, outdir="runs"):
 def check_outdir(resume, run_dir, outdir):
     """Raise a `UsageError` if the run that `resume` means is not in the `outdir` that was given with it."""
     if pathlib.Path(run_dir).resolve().parent != pathlib.Path(outdir).resolve():
-        raise UsageError(f"--outdir {outdir} and --resume {resume} contradict each other, as a run goes on in its own "
-                         f"folder, {run_dir}: leave --outdir out, or move the run there first.")
+        raise UsageError(f"--outdir {outdir} and --resume {resume} contradict each other, as a run continues in its "
+                         f"own folder, {run_dir}: leave --outdir out, or move the run there first.")
 
 
 @contextlib.contextmanager

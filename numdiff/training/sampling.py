@@ -274,7 +274,7 @@ def find_model(run, outdir="runs", warn=print):
     newest = newest_checkpoint(path, warn)
     if newest is None:
         check_run(path)
-        raise NumdiffError(f"{run} has no valid checkpoint to sample from: go on training it, or give another run.")
+        raise NumdiffError(f"{run} has no valid checkpoint to sample from: continue training it, or give another run.")
     return newest
 
 

@@ -268,8 +268,8 @@ class Trainer:
     def _stop_skipping(self, report):
         raise NonFiniteError(f"{PATIENCE} steps in a row overflowed in float16, the last at loss scale "
                              f"{report.loss_scale:g} (after step {report.step + 1}, {report.skipped} skipped in "
-                             "all): the training has diverged; go on from a checkpoint (they are intact) with --resume "
-                             "and --precision fp32, or start a new run with a smaller --learning-rate.")
+                             "all): the training has diverged; continue from a checkpoint (they are intact) with "
+                             "--resume and --precision fp32, or start a new run with a smaller --learning-rate.")
 
     def _stop_nonfinite(self, report):
         self.load_state({**self.state(), "step": np.array([report.step], np.uint32)})
@@ -342,7 +342,7 @@ class Trainer:
                 raise NumdiffError(f"the checkpoint's {name!r} is {state[name].dtype} {state[name].shape} and this "
                                    f"run's {dtype} {shape}; resume with the run's own options.")
             if name not in state and name != "updates" and not name.startswith(OF_PRECISION):
-                raise NumdiffError(f"the checkpoint has no {name!r}, so that training cannot go on from it; resume "
+                raise NumdiffError(f"the checkpoint has no {name!r}, so that training cannot continue from it; resume "
                                    "from a checkpoint of this run.")
         self.model.parameters.load_flat(state["parameters"])
         self.optimizer.load_state(state)
@@ -405,7 +405,7 @@ def shares_update(setting, communicator, backend, optimizer):
 def split_batch(batch, microbatch, ranks, fixed=False, least=1, most=math.inf):
     """(images a step of each rank, images of a forward pass); a `UsageError` if they do not divide evenly.
 
-    fixed: the batch is that of a run that goes on, so that only another number of ranks is advised
+    fixed: the batch is that of a run that continues, so that only another number of ranks is advised
     least, most: numbers of ranks that this run can have otherwise
     """
     if batch % ranks:

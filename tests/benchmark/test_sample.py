@@ -35,7 +35,7 @@ def test_samples_are_measured():
 
 
 def test_guidance_and_latents():
-    """Guidance asks for twice the images, and counts their arithmetic; latents come as floats; pixels as bytes."""
+    """Guidance evaluates twice the images, and counts their arithmetic; latents come as floats; pixels as bytes."""
     options = tiny_dit(channels=4, class_cond=True, num_classes=7, batch=3)
     plain, guided = (NumdiffSample(options, sampler="ddim", steps=2, cfg_scale=scale) for scale in (None, 4.0))
     assert plain.images_asked == 3 and guided.images_asked == 6

@@ -474,7 +474,7 @@ def test_train_resume_sample(tmp_path, monkeypatch):
     assert {"options.json", "stats.jsonl", "loss.png", checkpoint_name(1)} <= {p.name for p in run_dir.iterdir()}
 
     assert "--batch 4 does not fit the run" in run("train", "unet", "--resume", "--batch", 4).output
-    assert "go on with: numdiff train unet --resume runs/00000-unet-tiny" in run("train", "dit", "--resume").output
+    assert "continue with: numdiff train unet --resume runs/00000-unet-tiny" in run("train", "dit", "--resume").output
     assert "--init-weights and --resume exclude each other" in run(
         "train", "unet", "--resume", "--init-weights", "ema").output
     options = (run_dir / "options.json").read_text()

@@ -105,7 +105,7 @@ def test_the_slowest_first():
 
 
 def test_a_killed_process(cache, stand_in):
-    """The rest goes on; the kernel is tried once more, and given up after that."""
+    """The rest continues; the kernel is tried once more, and given up after that."""
     faults = CompileAhead([named("fatal"), named("unlucky"), named("broken"), *KEYS], cache, workers=2).finish()
     assert faults == {named("fatal"): "its process was killed by signal 9, 2 times", named("broken"): "TypeError: no"}
     assert all(cache.has(key) for key in [*KEYS, named("unlucky")])

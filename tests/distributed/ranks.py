@@ -50,7 +50,7 @@ def steps(folder, device="cpu", transport="auto"):
 
 
 def sharded(folder, **options):
-    """The update shared among the ranks and done by each: the same bits, and each goes on from the other's state."""
+    """The update shared among the ranks and done by each: the same bits, and each continues from the other's state."""
     from tests.training.test_trainer import losses, make
     communicator = join("cpu")
     with communicator.job():
@@ -62,7 +62,7 @@ def sharded(folder, **options):
             trainer.check_ranks()
             states.append(trainer.state())
             np.testing.assert_array_equal(trainer.model.parameters.flatten(held), states[-1]["parameters"])
-            trainer.load_state(states[0])  # the second trainer goes on from the first one's
+            trainer.load_state(states[0])  # the second trainer continues from the first one's
             parts.append(trainer.optimizer.v.size)
             values.append(losses(trainer, 1))
             states.append(trainer.state())
@@ -80,7 +80,7 @@ def sharded(folder, **options):
 
 
 def float8(folder, device="cpu", transport="auto"):
-    """Losses and scales are those of one rank, whose state these go on from, and which goes on from theirs.
+    """Losses and scales are those of one rank, whose state these continue from, and which continues from theirs.
 
     It takes its images in parts that are each as many as a rank's: products of other shapes add in another order, of
     which float16 and E4M3 make more than float32 does.
@@ -275,7 +275,7 @@ def runs(folder):
 
 
 def float8_run(folder):
-    """A run in FP8, which the command leaves to GPUs, up to the step that a file says; goes on from what is there."""
+    """A run in FP8, which the command leaves to GPUs, up to the step that a file says; continues from what is there."""
     communicator = connect("auto", "cpu")
     steps, runs = int((folder / "steps").read_text()), folder / "runs"
     resume = "auto" if communicator.first(runs.exists) else None

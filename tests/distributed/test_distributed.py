@@ -145,7 +145,8 @@ def test_a_shared_update_has_the_bits_of_one_that_each_does(folder, counts):
 
 @needs("mpi")
 def test_ranks_share_the_scales_of_float8(folder, counts):
-    """The job has compared them with one rank's, the update shared and not, and each goes on from the other's state."""
+    """The job has compared them with one rank's, the update shared and not, and each continues from the other's
+    state."""
     assert len(list(folder.glob(f"float8-*-of-{max(counts)}"))) == max(counts)
 
 
@@ -400,7 +401,7 @@ def test_a_signal_to_one_rank_stops_all_and_saves(tmp_path):
     os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
     out, err = process.communicate(timeout=100)
     assert process.returncode != 0 and "Traceback" not in err
-    step = int(re.search(r"stopped after step (\d+) of 100000; go on with", err).group(1))
+    step = int(re.search(r"stopped after step (\d+) of 100000; continue with", err).group(1))
     assert f'"error": "stopped after step {step}' in err and err.count("stopped after") == 1
     assert load_checkpoint(newest_checkpoint(next((tmp_path / "runs").iterdir())))[1]["step"] == step
 

@@ -14,7 +14,7 @@ from tests.distributed.test_distributed import nccl_stands_in, on_threads, run, 
 from tests.distributed.watched import watched
 
 GO_ON = "so the job ends; start it again."
-RESUME = "so the job ends; go on from its last checkpoint, on GPUs with another --transport if this repeats, with: "
+RESUME = "so the job ends; continue from its last checkpoint, on GPUs with another --transport if this repeats, with: "
 
 
 @needs("mpi")

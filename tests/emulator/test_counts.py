@@ -107,7 +107,7 @@ def strided_copy(x, y, stride):
 
 @pytest.mark.parametrize("stride, sectors", [(1, 4), (2, 8), (4, 16), (8, 32), (32, 32), (0, 1)])
 def test_a_strided_copy_reads_more_sectors(stride, sectors):
-    """32 lanes of 4 bytes: neighbours fill 4 sectors; at 8 elements apart every lane has a sector of its own."""
+    """32 lanes of 4 bytes: neighbours fill 4 sectors; at a stride of 8 elements every lane has a separate sector."""
     warps = 4
     recorder = count(strided_copy, 2, 64, ones(128 * max(stride, 1)), ones(128), stride)
     read, written = recorder.line("x[i * stride]"), recorder.line("y[i] = value")

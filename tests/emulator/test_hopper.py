@@ -261,7 +261,7 @@ GEMM_FAULTS = {
     "producer begins with the wrong parity": (
         [("                stage, parity = 0, 1", "                stage, parity = 0, 0")], 2, "deadlock",
         "mbarrier_wait(empty0",
-        r"no thread can go on: mbarrier barriers\[2\] .*waited for with parity 0: phase 0 of it lacks 2 of 2 arrivals"),
+        r"no thread can continue: mbarrier barriers\[2\] .*waited for with parity 0: phase 0 of it lacks 2 of 2 arriv"),
     "no expect_tx": (
         [("mbarrier_expect_tx(full, u32(STAGE))", "mbarrier_arrive(full)")], 1, "mbarrier", "tma_load_2d(a, map_a",
         r"the copy brings 16384 bytes to mbarrier barriers\[0\].*an expect_tx is missing or too small"),

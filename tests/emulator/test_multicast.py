@@ -31,7 +31,7 @@ ALL_NUMBERS, BARRIERS = STAGES * 2 * NUMBERS, 2 * STAGES
 
 
 def halves_kernel(fault=None):
-    """Each block asks for half of every step's two boxes, for both blocks; both add up all of them."""
+    """Each block loads half of every step's two boxes, for both blocks; both add up all of them."""
     @cuda.jit
     def kernel(x_map, y):
         boxes = cuda.shared.array(ALL_NUMBERS, float32, alignment=1024)

@@ -35,7 +35,8 @@ def run(*more):
 
 
 def test_targets_reached_and_not(tmp_path, monkeypatch):
-    """The run goes on to its last step where a target stays out of reach, and ends at the smallest that is reached."""
+    """The run continues to its last step where a target stays out of reach, and ends at the smallest that is
+    reached."""
     noise = run("--steps", 2, "--every", 2, "--target", 1000)
     assert noise.exit_code == 0 and "target 1000: not reached in 2 steps" in noise.output
     assert "reaches 1000, which does not count: recall is below 0.5" in noise.output

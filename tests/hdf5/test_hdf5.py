@@ -48,7 +48,7 @@ def test_reads_what_h5py_writes(tmp_path, rng, version):
 
 @pytest.mark.parametrize("more", [0, 6000])
 def test_many_names(tmp_path, more):
-    """Above about 4,000 names, or eight attributes, HDF5 keeps them apart from the object's header."""
+    """Above about 4,000 names, or eight attributes, HDF5 keeps them outside of the object's header."""
     names = [f"name {i}" for i in range(20 + more)]
     with h5py.File(tmp_path / "a.h5", "w", libver=("v108", "latest")) as file:
         for i in range(12):

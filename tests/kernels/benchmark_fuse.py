@@ -1,4 +1,4 @@
-"""Chains of fuse/ on a GPU in float16: microseconds of operations apart and in one kernel, by four and by eight.
+"""Chains of fuse/ on a GPU in float16: microseconds of separate operations and of one kernel, by four and by eight.
 
     python -m tests.kernels.benchmark_fuse
 
@@ -46,9 +46,9 @@ def jobs(gpu):
     def backward_apart():
         return scale_shift_backward(silu_backward(dropout_backward(dy, *where), z), x, scale)
 
-    found = {"scale, SiLU, dropout: apart": (
+    found = {"scale, SiLU, dropout: separate": (
         lambda: dropout_forward(silu_forward(scale_shift_forward(x, scale, shift)), *where), 2 * x.nbytes),
-        "their gradients: apart": (backward_apart, 3 * x.nbytes)}
+        "their gradients: separate": (backward_apart, 3 * x.nbytes)}
     operands = scale, shift, *drop_operands(x.shape, *where)
     chains = {"scale, SiLU, dropout": (fuse(EACH, SCALED, SILU, DROP, EACH), dy, (x, *operands), 2, 3),
               "SiLU": (fuse(EACH, SILU, EACH), dy, (x,), 2, 3),

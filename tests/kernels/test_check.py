@@ -112,7 +112,7 @@ ALONE = re.compile("|".join((
     r"conv2d_weight_gradient: float16, tile of 32, (256 pixels, 1 parts|64 pixels, 4 parts), . blocks a cluster vNone",
     r"matmul_symmetric: float16, xᵀ·x, tile 128 vNone")))
 
-# cases that run in one order only: they are long, and others have what two orders could tell apart
+# cases that run in one order only: they are long, and others have what two orders could show
 ONCE = re.compile(r"(sla|flash_attention|linear_stack|linear_gradients|conv2d_level|matmul_level|depthwise)\w*: .*|"
                   r".*: .*bfloat16.*")  # float16 has both orders
 # …and cases that are compiled (test_compile_logs.py), not run: only constants differ; `numdiff kernels check` has them

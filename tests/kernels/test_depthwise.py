@@ -85,7 +85,7 @@ def test_backward(engine, rng, shape, kernel, dtype, version):
 @exhaustive
 @on("emulator", "cuda")
 def test_many_tiles_a_block(engine, rng, monkeypatch):
-    """The weight gradient's sums go on from tile to tile; the last chunk has fewer."""
+    """The weight gradient's sums continue from tile to tile; the last chunk has fewer."""
     for module, version, dtype in ((launcher, 2, np.float64), (mma, 3, np.float16)):
         monkeypatch.setattr(module, "GRADIENT_BLOCKS", 2)
         x, dy, weight, _, _ = make(rng, (3, 3, 4, 8), 3, dtype)

@@ -26,7 +26,7 @@ def test_eps_counts_where_hardly_anything_varies(engine, rng, version):
 
 @on("emulator", "cuda")
 def test_many_rows_a_warp(engine, rng, monkeypatch):
-    """Version 3's sums go on from row to row."""
+    """Version 3's sums continue from row to row."""
     monkeypatch.setattr(LN, "GRID", 1)
     x, dy, weight, _ = make(rng, (2, 20, 8), True)
     _, mean, rstd = LN.layernorm_forward(x, weight, weight)

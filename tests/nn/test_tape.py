@@ -334,7 +334,7 @@ def test_depthwise_convolution_and_layer_scale(engine, rng):
 @exhaustive  # the kernel is in `numdiff kernels check`
 @on("emulator", "cuda")
 def test_depthwise_convolution_and_layer_norm_in_one_kernel(engine, rng, monkeypatch):
-    """The bits of the two apart, gradients too, and what arrived at x before is added."""
+    """The bits of the two separate operations, gradients too, and what arrived at x before is added."""
     C = 8
     layer, norm = DepthwiseConv2d(C), LayerNorm(C)
 

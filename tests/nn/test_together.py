@@ -92,7 +92,7 @@ def test_an_error_leaves_nothing_behind(rng, launched, monkeypatch):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.usefixtures("few_frequencies")
 def test_a_dits_gradients(device, monkeypatch):
-    """Together and apart: only the order of the sums differs."""
+    """Together and separately: only the order of the sums differs."""
     def build(gain):
         monkeypatch.setattr(L, "GAIN", gain)
         backend = EmulatorDevice(checks=False, float64=False) if device == "emulator" else get_backend(device)

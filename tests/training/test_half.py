@@ -113,7 +113,7 @@ def test_state_holds_the_scale(backend):
     second.load_state(first.state())
     assert download(second.loss_scale.scale)[0] == 32 and download(second.updates)[0] == 1
     np.testing.assert_array_equal(download(second.loss_scale.counts), download(first.loss_scale.counts))
-    third = AdamW(Weights(np.zeros(8), backend), ema_decay=0.9)  # float32 goes on from it, too
+    third = AdamW(Weights(np.zeros(8), backend), ema_decay=0.9)  # float32 continues from it, too
     third.load_state(first.state())
     assert download(third.updates)[0] == 1
 

@@ -91,9 +91,9 @@ def test_ten_steps_are_five_and_five_resumed_bitwise(device, make):  # noqa: F81
 
 def test_one_optimizer_does_not_go_on_from_the_other():
     ours, theirs = make(optimizer="muon"), make()
-    with pytest.raises(NumdiffError, match="no 'momentum', so that training cannot go on"):
+    with pytest.raises(NumdiffError, match="no 'momentum', so that training cannot continue"):
         ours.load_state(theirs.state())
-    with pytest.raises(NumdiffError, match="no 'm', so that training cannot go on"):
+    with pytest.raises(NumdiffError, match="no 'm', so that training cannot continue"):
         theirs.load_state(ours.state())
 
 
@@ -112,7 +112,7 @@ class Weights:
 
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
 def test_a_step_that_overflows_changes_nothing(device, monkeypatch, rng):  # noqa: F811
-    """Neither weights nor moments nor what follows them; the next one goes on as if it had not been."""
+    """Neither weights nor moments nor what follows them; the next one continues as if it had not been."""
     backend = get_backend(device)
     if device == "emulator":
         monkeypatch.setattr(muon, "newton_schulz", lambda x: x)  # 15 products take it seconds
@@ -143,7 +143,7 @@ def test_a_step_that_overflows_changes_nothing(device, monkeypatch, rng):  # noq
 
 
 def test_what_is_frozen_stays():
-    """A matrix, and a bias; all others go on, each with its optimizer."""
+    """A matrix, and a bias; all others continue, each with its optimizer."""
     trainer = make(optimizer="muon", freeze=("blocks.0.mlp.fc1.*",))
     before = trainer.model.arrays()
     losses(trainer, 4)

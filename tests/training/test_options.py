@@ -320,8 +320,8 @@ def test_resume_changes_what_it_may():
         resolve_resumed(resolve_cpu(flip=True), {"flip": False})
     with pytest.raises(UsageError, match="--log-every 0"):
         resolve_resumed(saved, {"log_every": 0})
-    with pytest.raises(UsageError, match="^the run is a UNet's, and this trains a DiT: go on with: numdiff train unet "
-                                         "--resume 'a b'$"):
+    with pytest.raises(UsageError, match="^the run is a UNet's, and this trains a DiT: continue with: numdiff train "
+                                         "unet --resume 'a b'$"):
         resolve_resumed(saved, {"model": "dit", "batch": 3}, "a b")
 
 

@@ -332,7 +332,7 @@ def test_resumed_is_uninterrupted(folder, tmp_path):
 
 
 def test_snapshots_are_bounded_and_those_of_a_path_left_are_set_aside(tmp_path):
-    """A run made twice as long keeps every other of its first snapshots; one that goes on from an earlier checkpoint
+    """A run made twice as long keeps every other of its first snapshots; one that continues from an earlier checkpoint
     leaves the later ones behind."""
     part = run(tmp_path, 8, ema_std=(0.1,), ema_snapshots=4, checkpoint_every=4)
     assert [step for step, _ in P.list_snapshots(part)] == [2, 4, 6, 8]

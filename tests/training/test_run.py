@@ -136,10 +136,10 @@ def test_a_full_disk_ends_a_run_that_says_how_to_go_on(tmp_path, monkeypatch, wh
         run(tmp_path, 8, sample_every=4, ema_std=(0.1,), ema_snapshots=4)
     monkeypatch.undo()
     folder = tmp_path / "00000-unet-tiny"
-    if step is None:  # there is nothing to go on from
+    if step is None:  # there is nothing to continue from
         assert not list_checkpoints(folder) and str(caught.value).endswith("choose another folder.")
         return
-    assert str(caught.value).endswith(f"; then go on after step {step} with: numdiff train unet --resume {folder}")
+    assert str(caught.value).endswith(f"; then continue after step {step} with: numdiff train unet --resume {folder}")
     run(tmp_path, 8, resume=str(folder), sample_every=4, ema_std=(0.1,), ema_snapshots=4)
 
 
@@ -213,8 +213,8 @@ def test_a_learning_rate_that_jumps_at_a_resume_is_said_and_can_be_kept(tmp_path
     _, lines = run(tmp_path, 12, resume=str(folder), **cosine)
     line, = (line for line in lines if line.startswith("rate "))
     assert (f"rate      goes from {last:.3g} in step 6 to 0.0005 in step 7, as the cosine now ends at step 12 instead "
-            f"of 6; to keep {last:.4g}, stop this and go on with: ") in line
-    command = shlex.split(line.partition("go on with: ")[2])
+            f"of 6; to keep {last:.4g}, stop this and continue with: ") in line
+    command = shlex.split(line.partition("continue with: ")[2])
     assert command[:3] == ["numdiff", "train", "unet"] and command[4].endswith("checkpoint-00000006.h5")
     result = CliRunner().invoke(main, command[1:])
     assert result.exit_code == 0, result.output
@@ -261,10 +261,10 @@ def test_a_run_does_not_write_into_the_folder_of_another(tmp_path, what):
 
     there = []
     with pytest.raises(NumdiffError, match="00000-unet-tiny was removed, moved or replaced while .* nothing more is "
-                                           "written; go on with --resume from where .* or start a new run"):
+                                           "written; continue with --resume from where .* or start a new run"):
         train(options, echo=disturb)
     assert [content()] == there
-    if what != "removed":  # it is whole, and goes on
+    if what != "removed":  # it is whole, and continues
         assert train(options, resume=str(tmp_path / "elsewhere"), echo=lambda _: None)
 
 
@@ -329,7 +329,7 @@ def test_a_stop_is_seen_between_the_evaluations_of_a_grid(tmp_path, monkeypatch)
             progress()
 
     monkeypatch.setattr(Sampling, "batches", slow)
-    with pytest.raises(run_module.Stopped, match="stopped after step 2 of 9; go on with: numdiff train unet") as stop:
+    with pytest.raises(run_module.Stopped, match="stopped after step 2 of 9; continue with: numdiff train") as stop:
         run(tmp_path / "a b", 9, sample_every=2)
     assert len(asked) == 3 and stop.value.exit_code == 143
     folder, = (tmp_path / "a b").iterdir()
@@ -406,7 +406,7 @@ def test_a_reader_that_leaves_stops_the_run_in_order(tmp_path):
     text = process.stderr.read()
     assert process.wait(60) == 141 and "Traceback" not in text and "Exception ignored" not in text
     step = load_checkpoint(newest_checkpoint(next(tmp_path.iterdir())))[1]["step"]
-    assert step >= 3 and f"stopped after step {step} of 5000, as its output has no reader; go on with: num" in text
+    assert step >= 3 and f"stopped after step {step} of 5000, as its output has no reader; continue with: num" in text
     process.stderr.close()
 
 
@@ -421,7 +421,7 @@ def test_a_full_disk_behind_the_output_is_no_reason_to_stop(tmp_path):
 
 @pytest.mark.parametrize("times", [1, *exhaustively(4)])
 def test_kill_9_at_any_moment_leaves_a_valid_checkpoint(tmp_path, times):
-    """…from which the run goes on, until it is asked to end."""
+    """…from which the run continues, until it is asked to end."""
     rng = np.random.default_rng(0)
     process, _ = start(tmp_path, "--steps", "5000", after=" 2/5000")
     for _ in range(times):
@@ -451,7 +451,7 @@ def test_bad_input_is_one_sentence(tmp_path, arguments, word, code):
 def test_an_outdir_that_contradicts_the_resumed_run_is_refused(tmp_path):
     folder, _ = run(tmp_path / "runs", 2, sample_count=0)
     shared = ["train", "unet", "--steps", "2", "--outdir"]
-    for resume, outdir, text in ((folder, "elsewhere", "contradict each other, as a run goes on in its own folder"),
+    for resume, outdir, text in ((folder, "elsewhere", "contradict each other, as a run continues in its own folder"),
                                  (newest_checkpoint(folder), "elsewhere", "contradict each other"),
                                  (folder, "runs", "has done its 2 steps"), ("0", "runs", "has done its 2 steps"),
                                  ("0", "elsewhere", "there is no run number 0 in")):

@@ -1,4 +1,4 @@
-"""Words of 32 bits: two float16, a tf32 or the bits of a float32, packed, taken apart, loaded and stored.
+"""Words of 32 bits: two float16, a tf32 or the bits of a float32, packed, unpacked, loaded and stored.
 
 SOURCE  PTX ISA, section 9.7.9.21 (`cvt`).
 """

@@ -6,7 +6,7 @@ WHAT IS NEW, AND WHY IT PAYS
     dq in memory, or to its chunk's, always the same thread to the same number.
     One warp alone keeps the tensor cores busy for less than half of its time: the rest goes into splitting numbers,
     barriers and waiting. So a multiprocessor gets three small blocks (four for HS 32), which are seldom at the same
-    point. That asks for at most 168 registers (128) and one stage of q and dy: the next tile travels while dq is
+    point. That takes at most 168 registers (128) and one stage of q and dy: the next tile travels while dq is
     computed, and so does the dq that is added to.
     dS goes to shared memory by rows of queries, as ldmatrix needs it, with keys 2x and 2x + 1 of each eight in columns
     x and x + 4, the order in which k is read (tf32_bf16.py).

@@ -4,7 +4,7 @@ WHAT IS NEW, AND WHY IT PAYS
     wgmma multiplies 64 queries by 128 keys straight from shared memory, where rung 3 issues 64 times as many mma.sync
     and loads fragments for them. Its accumulators are laid out in the registers as those of mma.sync are, so that
     probabilities, packed, are again the left side of the next product (fragments.py).
-    One thread, of a warpgroup that otherwise does nothing, asks TMA for q, k and v (hopper_tiles.py): for the next
+    One thread, of a warpgroup that otherwise does nothing, loads q, k and v by TMA (hopper_tiles.py): for the next
     tiles, and for the next head, while this one is computed. With 256 tokens, as image models have them, this kernel is
     limited by memory, which therefore must never be idle.
     Each of two consumers has 64 queries. While one computes a softmax, the other multiplies. Within a consumer, too,
@@ -228,7 +228,7 @@ def set_up(shared, keys, queries, map_q, map_y):
 
 @cuda.jit(device=True, forceinline=True)
 def produce(map_q, map_q_ninth, keys, queries, p):
-    """The producer, one thread: asks TMA for the queries of each unit and for all tiles of keys and values.
+    """The producer, one thread: loads the queries of each unit and all tiles of keys and values by TMA.
 
     It waits for a stage until both consumers have released it: so it is up to four tiles, and one unit, ahead.
     """

@@ -48,7 +48,7 @@ def maps_of(x, HS, rows):
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_tile(HS, rows, tile, map_x, map_ninth, barrier, column, token, image):
-    """Ask for the rows from `token` on, and the columns from `column` on, of an image; they count `tile_bytes`."""
+    """Load the rows from `token` on, and the columns from `column` on, of an image; they count `tile_bytes`."""
     tma_load_3d(tile, map_x, barrier, uint32(column), uint32(token), uint32(image))
     if HS == 72:
         tma_load_3d(tile + uint32(rows * 128), map_ninth, barrier, uint32(column + NINTH_AT), uint32(token),

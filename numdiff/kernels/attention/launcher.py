@@ -48,7 +48,7 @@ HEAD_SIZES = 32, 64, 72
 WIDE_HEADS = 128,  # of version 3 alone
 SMALL_BLOCK = 1.2  # time of a row in a block of 64 queries, for 1 in one of 128: it shares its keys with fewer
 FEW_TOKENS = 64  # up to which version 3 wastes less: version 5's tiles have 128 rows and more
-CHUNK = 0.1  # tiles' worth of work that a chunk costs: its dq is written apart, and read to be added
+CHUNK = 0.1  # tiles' worth of work that a chunk costs: its dq is written separately, and read to be added
 
 simple_kernels = {(HS, name): kernel for HS in HEAD_SIZES
                   for name, kernel in zip(("forward", "dq", "dkv"), simple.make_kernels(HS), strict=True)}
@@ -210,7 +210,7 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
 def place_of_dq(dqkv, chunks, apart, heads, HS, head_step):
     """Where a kernel writes dq, and elements there from a token to the next, and from a head to the next.
 
-    That is dqkv itself, or, if its sums are kept apart, a float32 array (chunks, B, T, heads, HS).
+    That is dqkv itself, or, for separate partial sums, a float32 array (chunks, B, T, heads, HS).
     """
     B, T, width = dqkv.shape
     if not apart:

@@ -12,7 +12,7 @@ THE WARP
     x+8, x+16 and x+24, so that eight threads read eight neighbouring rows.
 WHICH LANE IS WHO
     x is lane / 2 % 8, y is lane % 2 + 2 · (lane / 16). Shared memory serves 16-byte loads to half a warp at a time, and
-    in one cycle if the half asks for at most 128 bytes in different banks and each two neighbours (lanes 2i, 2i+1, or
+    in one cycle if the half reads at most 128 bytes in different banks and each two neighbours (lanes 2i, 2i+1, or
     lanes apart by 2) want the same 16. With this order both kinds of load do: along x eight different addresses for two
     lanes each, along y two for eight lanes each.
 THE BANKS
@@ -167,7 +167,7 @@ def fetch_patch(x, at, step, exist, apart):
 # HS and threads are constants in the kernel that calls: compiled into it, these functions hold only what is needed for
 # them. (They are no closures over HS, for Numba finds nothing in its cache on disk that closes over other functions.)
 # A thread takes the same four columns of every apart-th row of a tile of 64, so its addresses are one base and constant
-# steps; neighbouring threads take neighbouring fours, so a warp asks for whole lines. Columns 64 … 71 come last.
+# steps; neighbouring threads take neighbouring fours, so a warp reads whole lines. Columns 64 … 71 come last.
 
 @cuda.jit(device=True)
 def tile_lanes(HS):

@@ -13,9 +13,9 @@ WHY IT PAYS
     Counted for 128 outputs of 7 × 7 taps in strips of 7 rows: 11 cycles of shared memory to read pixels, where version
     3 has 28, 9 for the outputs and TMA; 6 to issue, where it has 20; none of the 30 for lines of the L1 cache, which
     TMA leaves out. 7 products, as there. A multiprocessor has 85 KB in flight while it multiplies: memory at 4.1
-    TB/s with 0.7 µs of latency asks for 22.
+    TB/s with 0.7 µs of latency needs 22.
     For 64×56×56×96 on an H200 27 µs were predicted, and 29 came, where version 3 takes 65 and memory alone 19; shared
-    memory asks for 15, tensor cores for 9 to 11, one eighth of each for columns from 56 on.
+    memory takes 15, tensor cores 9 to 11, one eighth of each for columns from 56 on.
 NOT FINITE pixels spoil the eight outputs of their run and those of the run before, as in version 3.
 LAUNCH
     a persistent grid, at most a block for each multiprocessor, all of whose tiles are of the same 32 channels; tiles of
@@ -120,7 +120,7 @@ class Lane(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def request_tile(map_x, full, address, n, work, image):
-    """Ask for tile n, if there is one."""
+    """Load tile n, if there is one."""
     if n < work.tiles:
         tile, part = divide(n, work.slices)
         b, top, left = place_of(tile, image)

@@ -11,7 +11,7 @@ WHY IT PAYS
     Counted for 128 pixels of 7 × 7 taps in strips of 7 rows: 13 cycles of shared memory to read, 5 for TMA to write; 7
     to issue; 7 products. 81 KB of x and 59 of dy are in flight while a tile is multiplied.
     For 64×56×56×96 on an H200 28 µs were predicted, with 3 for the sums over blocks, and 32 came, where version 3 takes
-    65 and memory alone 19; shared memory asks for 14, tensor cores for 9 to 11.
+    65 and memory alone 19; shared memory takes 14, tensor cores 9 to 11.
 LAUNCH
     as hopper.py: a persistent grid, all tiles of a block of the same 32 channels; a warpgroup that carries, two that
     multiply, a warp four channels: 112 sums and 56 words of dy in registers. Tiles of 4 · 7 (4 · 4) × 32 pixels.
@@ -96,7 +96,7 @@ class Lane(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def request_tile(tensor, ring, stage, parity, size, n, pad, work, image):
-    """Ask for tile n, with `pad` pixels on its left and above."""
+    """Load tile n, with `pad` pixels on its left and above."""
     tile, part = divide(n, work.slices)
     b, top, left = place_of(tile, image)
     full = producer_acquire(ring, stage, parity, size)

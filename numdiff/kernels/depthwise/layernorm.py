@@ -15,7 +15,7 @@ WHAT IS NEW
     registers, and the sums of the four travel through the shuffles together.
 WHY IT PAYS
     h is not read from memory again, and a launch is saved: 6 bytes a number instead of 8. The bits are those of mma.py
-    and the LayerNorm apart.
+    and a separate LayerNorm.
 VERSIONS
     v1 apart: the launcher's depthwise convolution, then LayerNorm: the choice wherever the convolution is hopper.py's,
        and for few tiles.

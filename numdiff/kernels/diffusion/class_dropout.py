@@ -3,7 +3,7 @@
 MATHEMATICS
     y[b] = null where u_b < p, else label[b];   u_b uniform in [0, 1), counted as in random.py
     u has 24 bits, so u < p is the integer comparison (word >> 8) < round(p · 2²⁴): the same images on every engine.
-    Classifier-free guidance then asks the model twice, once with the null class. Nothing is differentiated.
+    Classifier-free guidance then evaluates the model twice, once with the null class. Nothing is differentiated.
 SHAPES
     labels, y (B,) int32; step (1,) uint32; samples (B,) uint32, the samples' numbers in the run
 VERSIONS

@@ -33,7 +33,7 @@ LAUNCH
 DETERMINISM
     no atomics; the order of each sum depends on the shape alone.
 COST
-    bytes: each array once. That is the point: n operations apart read and write 2 n arrays, a chain of them 2.
+    bytes: each array once. That is the point: n separate operations read and write 2 n arrays, a chain of them 2.
 SOURCE
     The idea: Amoros et al. 2025, arXiv:2508.07071 (the Fused Kernel Library: read, compute and write operations,
     composed at compile time). The reversed chain: reverse-mode differentiation, Griewank and Walther 2008, chapter 3.

@@ -4,7 +4,7 @@ WHAT IS NEW, AND WHY IT PAYS
     A block of rung 3 must see all pixels of its groups before it may write the first: it reads, then waits, then
     writes, and memory idles in between. But the convolution that wrote x had every number in a register. It leaves the
     mean and the variance of each pair of channels over each 8 × 8 pixels (conv2d/hopper/), 1/32 of x's bytes, and
-    now nothing keeps this kernel from streaming: a block asks for its first pixels, joins the statistics while they are
+    now nothing keeps this kernel from streaming: a block loads its first pixels, joins the statistics while they are
     in flight, and then reads and writes alternately. A block may have any pixels, so all channels of a pixel are
     read together, in full lines of memory, however many pixels there are.
 STATISTICS

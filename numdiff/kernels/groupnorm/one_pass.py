@@ -138,7 +138,7 @@ def group_averages(sums, me, averages, groups, width, m, eps, roots):
 
 @cuda.jit(device=True, forceinline=True)
 def copy_ahead(kept, part_x, cut, me, walk):
-    """The producer: ask for this thread's pixels that shared memory keeps, in PARTS groups of copies.
+    """The producer: load this thread's pixels that shared memory keeps, in PARTS groups of copies.
 
     Returns the first pixel that has no room there, and its element.
     """

@@ -328,7 +328,7 @@ def groupnorm_backward_kernel_v3(dy, x, weight, bias, statistics, residual, dx, 
     cuda.syncthreads()
     sum_channels(sums, places, totals, weight, rstd, me, cut.team_bits, tile, of_block, width, C)
     average_groups(sums, places, rstd, me, cut.groups, of_block, width, float32(1) / float32(P * width))
-    if me.t == me.threads - 1:  # while the others go on
+    if me.t == me.threads - 1:  # while the others continue
         count_block(sums, places.last, counters, B)
     find_groups(in_tile, width, group)  # again: kept, it would take eight registers
     pick(sums, places.averages, group, total_gx)

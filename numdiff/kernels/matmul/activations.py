@@ -77,7 +77,7 @@ def _launch_activation(a, b, c, N, transpose_b, activation, other=None, bias=Non
 def matmul_gelu_forward(a, b, bias, keeps_u=True):
     """(u, GELU(u)) as new arrays, u = a (M, K) · b (N, K)ᵀ + bias (N,); in one kernel where `gelu_supports`.
 
-    keeps_u: False where no backward will ask for u, which is then None
+    keeps_u: False if no backward needs u, which is then None
     """
     (M, K), N = a.shape, b.shape[0]
     if tuple(b.shape) != (N, K) or tuple(bias.shape) != (N,):
@@ -112,7 +112,7 @@ def matmul_gelu_backward(a, b, u, again=False):
 def matmul_swiglu_forward(a, b, bias=None, keeps_u=True):
     """(u, h) as new arrays: u = a (M, K) · b (2 · H, K)ᵀ + bias (2 · H,), h = silu(u[:, :H]) · u[:, H:].
 
-    One kernel where `activation_supports` has K and H. keeps_u: False where no backward will ask for u, then None
+    One kernel where `activation_supports` has K and H. keeps_u: False if no backward needs u, then None
     """
     (M, K), H = a.shape, len(b) // 2
     if tuple(b.shape) != (2 * H, K) or bias is not None and tuple(bias.shape) != (2 * H,):
@@ -161,7 +161,7 @@ def matmul_layer_scale_forward(a, b, bias, scale, residual, keeps_z=True):
     """(z, residual + scale (N,) · z) as new arrays, z = a (M, K) · b (N, K)ᵀ + bias (N,), residual (M, N); in one
     kernel where `activation_supports`.
 
-    keeps_z: False where no backward will ask for z, which is then None
+    keeps_z: False if no backward needs z, which is then None
     """
     (M, K), N = a.shape, b.shape[0]
     if tuple(b.shape) != (N, K) or any(tuple(v.shape) != (N,) for v in (bias, scale)) or residual.shape != (M, N):

@@ -8,7 +8,7 @@ VERSIONS
     v1  uncoalesced: `row, column = cuda.grid(2)`. Thread x is the one whose number runs fastest: the 32 threads of a
         warp are 32 rows of C in one column. At each k they read 32 elements of A that are K apart, in 32 different
         lines of memory, and for one number of B.
-    v2  coalesced: `column, row = cuda.grid(2)`. The 32 threads are 32 columns of a row: they ask for one number of A,
+    v2  coalesced: `column, row = cuda.grid(2)`. The 32 threads are 32 columns of a row: they read one element of A,
         which all of them get, and for 32 neighbours of B, one line of 128 bytes. They write one line, too.
     The arithmetic is the same, and so are its bits.
 WHAT A GPU SEES
@@ -20,7 +20,7 @@ LAUNCH
 DETERMINISM
     one thread sums its products in the order of k.
 COST
-    4 · (M · K + K · N + M · N) bytes at least, 2 · M · N · K FLOPs. These kernels ask for 8 · M · N · K bytes.
+    4 · (M · K + K · N + M · N) bytes at least, 2 · M · N · K FLOPs. These kernels read 8 · M · N · K bytes.
 SOURCE
     the definition of the product.
 READ NEXT

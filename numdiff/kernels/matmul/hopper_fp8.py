@@ -209,7 +209,7 @@ def matmul_fp8_forward(a, b, scale_a, scale_b, bias=None, residual=None, promote
 def matmul_fp8_gelu_forward(a, b, scale_a, scale_b, bias, keeps_u=True, promoted=True, into=None):
     """(u, GELU(u)) as new float16 arrays, u = scale_a · scale_b · a·bᵀ + bias.
 
-    keeps_u: False where no backward will ask for u, which is then None
+    keeps_u: False if no backward needs u, which is then None
     into: (scale, amax) as of `quantise_forward`, which GELU(u) then has gone through; N is a multiple of 16
     """
     M, N, K = _check(a, b, 1, bias)

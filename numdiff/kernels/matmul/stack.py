@@ -13,7 +13,7 @@ DETERMINISM
 SOURCE
     PTX ISA, section 5.5.3, on tensor maps.
 READ NEXT
-    ../linear_stack.py, which asks for it.
+    ../linear_stack.py, the caller.
 """
 import numpy as np
 

@@ -74,7 +74,7 @@ class Sums:
             self.partial = empty((self.shape[0], blocks, self.shape[1]), np.float32, like=columns.array)
         if columns.first in self.written or blocks != self.blocks:
             raise ValueError("each part of an array takes one gradient, from an operation on as many tokens as its "
-                             "neighbours'; use chunk for parts that are used twice or apart")
+                             "neighbours'; use chunk for parts that are used twice or separately")
         self.written.add(columns.first)
         return self.partial.reshape(-1), ColumnSums(self, columns.first, columns.shape[1])
 

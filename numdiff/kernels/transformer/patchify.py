@@ -21,7 +21,7 @@ SOURCE
     Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1; the order of unpatchify's elements is DiT's
     (arXiv:2212.09748).
 READ NEXT
-    chunk.py, where channels are cut apart instead of pixels.
+    chunk.py, which splits channels instead of pixels.
 """
 import numpy as np
 

@@ -76,7 +76,7 @@ HELP = {
     \b
     numdiff train unet                                           on emoji
     numdiff train unet --data photos.h5 --class-cond --flip      on images of your own (see numdiff data import)
-    numdiff train unet --resume                                  go on where the newest run stopped
+    numdiff train unet --resume                                  continue where the newest run stopped
     """,
     "compile": """The kernels of `numdiff train unet` with the same options: training step and pictures.
 

@@ -380,7 +380,7 @@ def test_where_swiglu_is_part_of_the_products(engine, shape, fused):
 
 @KERNELS
 def test_persistent_blocks(engine, rng, monkeypatch):
-    """More tiles than blocks: stages, parities and the two buffers of the epilogue go on from tile to tile."""
+    """More tiles than blocks: stages, parities and the two buffers of the epilogue continue from tile to tile."""
     choose(monkeypatch, (128, 64))
     monkeypatch.setattr(type(engine.backend), "multiprocessors", 1, raising=False)
     if engine.name == "cuda":

@@ -3,7 +3,7 @@
 WHAT IS NEW, AND WHY IT PAYS
     Rung 3 issues an mma.sync for every 16 × 8 × 16 and loads fragments for it. Here one instruction multiplies 64 keys
     by 64 queries for each 16 columns, straight from shared memory, and one thread, of a warpgroup that does little
-    else, asks TMA for all tiles (../hopper_tiles.py): for the next queries, and for the keys of the next head while
+    else, loads all tiles by TMA (../hopper_tiles.py): for the next queries, and for the keys of the next head while
     this one is computed. So memory, which limits this kernel at 256 tokens, is never idle.
     Two warps of that warpgroup compute D = Σ dy · y from tiles in shared memory: each number of dy and y is read
     from memory once, and neither a separate kernel nor an array for D is needed.

@@ -39,7 +39,7 @@ from ....device.tensor_core import word_of
 BLOCK = 64  # queries, or keys
 RUN = 16  # rows that are summed one after the other; their four sums in pairs
 GROUPS = 8  # sums over blocks: every eighth one after the other, then in pairs
-AHEAD = 8  # blocks that a thread asks for at once
+AHEAD = 8  # blocks that a thread loads at once
 COLUMNS = 128  # that a block of threads sums: four a lane
 THREADS = 256
 ROWS = 8  # blocks of queries, one a warp, of a block of threads that chooses
@@ -211,7 +211,7 @@ def centred(sums, size, mean):
 @cuda.jit(device=True, forceinline=True)
 def fetch_keys(tile, k_sums, first, channel, problem, HS):
     """The sums of the blocks of keys from `first` on, 256 or as many as there are, into a tile: the 32 channels from
-    `channel` on, a row of them by eight threads, each of which asks for four rows before it stores the first."""
+    `channel` on, a row of them by eight threads, each of which loads four rows before it stores the first."""
     t, exist = int32(cuda.threadIdx.x), int32(problem.N - first)
     c, apart, step = int32(4 * (t % EIGHTH)), int32(THREADS // EIGHTH), int32(2 * HS)
     at, last = (head_number() * problem.N + first) * step + HS + channel + c, int32(exist - 1)

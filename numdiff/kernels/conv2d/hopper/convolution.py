@@ -21,7 +21,7 @@ VERSIONS
         of 128 bytes, because TMA and wgmma both swizzle by the bits of the address.
     The kernels are the same; their arguments say which.
 WHO DOES WHAT  (384 threads: three warpgroups)
-    warp 0 asks for boxes of pixels      one stage for each block of channels (v6), or column of taps (v5)
+    warp 0 loads boxes of pixels         one stage for each block of channels (v6), or column of taps (v5)
     warp 3 loads the weight              one stage a tap, or a column of three (kernels of their own: a third of the
                                          waits); where all of it fits, once for all tiles (`resident`)
     warps 1, 2 overlap the products      each stores a consumer's results, makes their statistics, and brings the next
@@ -108,7 +108,7 @@ producer_registers, consumer_registers = make_setmaxnreg(72, False), make_setmax
 
 @cuda.jit(device=True, forceinline=True)
 def load_pixels(ring, map_x, boxes, shape, tiling):
-    """One thread asks TMA for boxes of pixels, for all tiles of the block."""
+    """One thread loads boxes of pixels by TMA, for all tiles of the block."""
     tma_prefetch(map_x)
     stage, parity = producer_start()
     for tile in range(cuda.blockIdx.x, boxes.tiles, cuda.gridDim.x):
@@ -125,7 +125,7 @@ def load_pixels(ring, map_x, boxes, shape, tiling):
 
 @cuda.jit(device=True, forceinline=True)
 def load_tap(address, map_weight, full, first, tap, taps, block):
-    """Ask TMA for a tap of the weight: BN output channels from `first` on, a block of 64 input channels."""
+    """Load a tap of the weight by TMA: BN output channels from `first` on, a block of 64 input channels."""
     if TRANSPOSED:
         for slab in range(SLABS):
             tma_load_3d(address + uint32(slab * SLAB_BYTES), map_weight, full, uint32(first + slab * COLS),

@@ -137,7 +137,7 @@ def load_residual(buffer, ready, map_residual, first, w, h, image, consumer, til
 
 @cuda.jit(device=True, forceinline=True)
 def store_results(buffer, map_y, first, w, h, image, consumer, tiling):
-    """Ask TMA to write a consumer's results."""
+    """Store a consumer's results by TMA."""
     for slab in range(SUB * SLABS):
         di, dj, more = sub_block_at(consumer * SUB + slab // SLABS, tiling.tile_w, tiling.tile_h)
         tma_store_4d(buffer + uint32(slab * SLAB_BYTES), map_y, uint32(first + slab % SLABS * COLS), uint32(w + di),

@@ -10,7 +10,7 @@ VERSIONS
     v5 hopper-columns, v6 hopper: x comes in a box for each column of taps, or in one with its whole halo (boxes.py).
     All nine taps of a 3 × 3 kernel read the same boxes: dy crosses from L2 once for nine products, x 1.27 times.
 WHO DOES WHAT  (512 threads: four warpgroups)
-    warp 0 asks for boxes of dy and x           one stage for each group of 128 or 256 pixels
+    warp 0 loads boxes of dy and x              one stage for each group of 128 or 256 pixels
     warps 1, 2 sum 32 of dy's columns each      while the boxes are there anyway, for dbias
     warpgroups 1, 2, 3 multiply three taps each: three times 64 × 64 sums, 96 registers of a thread
     In both matrices the inner dimension, the pixels, runs from row to row (eight pixels of an image row are eight rows
@@ -164,7 +164,7 @@ def own_work(shape, tiling, has_bias):
 
 @cuda.jit(device=True, forceinline=True)
 def load_boxes(ring, maps, boxes, own, shape, tiling):
-    """One thread asks TMA for dy's and x's boxes of all chunks of the block."""
+    """One thread loads dy's and x's boxes of all chunks of the block by TMA."""
     tma_prefetch(maps.dy)
     tma_prefetch(maps.x)
     across = divide(shape.width + tiling.tile_w - 1, tiling.tile_w)[0]

@@ -23,7 +23,7 @@ WHAT IS NEW, AND WHY IT PAYS
     A chunk's products are one stretch of code without a branch, so a kernel is made for each number of pixels: see
     `multiply_chunk`.
 WHO DOES WHAT  (512 threads: four warpgroups)
-    warp 0 asks for boxes of dy and x           one stage for each chunk of 64, 128 or 256 pixels
+    warp 0 loads boxes of dy and x              one stage for each chunk of 64, 128 or 256 pixels
     warps 1, 2 sum 32 of dy's columns each      while the boxes are there anyway, for dbias, and image by image for
                                                 dchannel: products with ones
     warpgroups 1, 2, 3 multiply a column of three taps each, by the whole chunk before they wait
@@ -106,7 +106,7 @@ wgmma_wait = Constant(lambda CW: make_wgmma_wait(3 * CW))
 
 @cuda.jit(device=True, forceinline=True)
 def load_boxes(ring, maps, boxes, own, shape, tiling):
-    """One thread asks TMA for dy's and x's boxes of all chunks of the block."""
+    """One thread loads dy's and x's boxes of all chunks of the block by TMA."""
     stage, parity = producer_start()
     rest, i = divide(own.first_chunk, shape.across)
     before, j = divide(rest, shape.down)

@@ -6,7 +6,7 @@ AN EPILOGUE runs on the consumers while the tensor cores are idle. The main loop
     float16         alpha · accumulator + bias + residual; TMA writes one tile while the next is made (staging.py)
     float32         pairs of lanes exchange halves, so that each writes 16 bytes of one row
     gate            residual + gate · (accumulator + bias), the gate a row for each image: how a DiT joins its branches,
-                    where no backward will ask for the branch itself. The residual arrives by `exchange` (exchange.py);
+                    if no backward needs the branch itself. The residual arrives by `exchange` (exchange.py);
                     the gates are loaded into registers before the main loop
     layer scale     z = accumulator + bias and residual + scale · z, two tiles at once
 

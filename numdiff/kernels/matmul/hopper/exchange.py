@@ -1,7 +1,7 @@
 """Tiles that an epilogue of Hopper's matmul reads, and what it leaves in their place, by a warp that is idle.
 
 They are the residual of a gated product, and u of GELU' and of SwiGLU's backward. A thread of the producer's warpgroup,
-one for each consumer (CUTLASS: an epilogue load warp, which here stores, too), asks TMA for them while the product is
+one for each consumer (CUTLASS: an epilogue load warp, which here stores, too), loads them by TMA while the product is
 made, and stores the results as soon as the consumer has left them in the tile's place. So no consumer waits for memory,
 neither for what comes nor for what goes.
 
@@ -29,7 +29,7 @@ from .layout import BM, BOX_BYTES, WARP_BYTES, row_of_pair, tile_place
 
 @cuda.jit(device=True, forceinline=True)
 def fetch_tiles(count, again, tile, maps, barrier, x, y):
-    """Ask for the tile of `maps.d` at column x and row y, or for those of both halves of its columns."""
+    """Load the tile of `maps.d` at column x and row y, or for those of both halves of its columns."""
     mbarrier_expect_tx(barrier, uint32(BOX_BYTES if again else count * BOX_BYTES))
     if again or count == 1:
         tma_load_2d(tile, maps.d, barrier, uint32(x), uint32(y))

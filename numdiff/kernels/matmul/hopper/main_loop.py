@@ -2,7 +2,7 @@
 
 A stage is four wgmma of 16 along k (of E4M3, 32), in one group. While a group runs, the next stage is waited for and
 its group issued. As soon as no more than that one is under way, the stage before has been read, and the producer may
-fill it again. So the tensor cores always have a group to go on with.
+fill it again. So the tensor cores always have a group to continue with.
 
 `promoted_loop` is for E4M3, of whose sums the tensor cores keep too few bits (PROMOTION in ../hopper_fp8.py).
 

@@ -1,4 +1,4 @@
-"""The producer of Hopper's matmul: one thread asks TMA for the tiles of A and B, stage after stage.
+"""The producer of Hopper's matmul: one thread loads the tiles of A and B by TMA, stage after stage.
 
 FOUR TRANSPOSES, NO COPY
     An operand whose neighbours in memory run along k (CUTLASS: K-major) is fetched as rows of 64 k, 128 bytes each. One
@@ -62,7 +62,7 @@ from .work import is_work, next_unit, tile_at
 
 @cuda.jit(device=True, forceinline=True)
 def load_a(address, full, m, k, maps, seam):
-    """Ask for a stage's tile of A, from row m and column k on."""
+    """Load a stage's tile of A, from row m and column k on."""
     if A_ALONG_M:
         for i in range(2):
             tma_load_2d(address + uint32(i * BOX_BYTES), maps.a, full, uint32(m + i * BOX), uint32(k))
@@ -74,7 +74,7 @@ def load_a(address, full, m, k, maps, seam):
 
 @cuda.jit(device=True, forceinline=True)
 def load_box(i, address, box_map, full, x, y, rows):
-    """Ask for box number i of B at column x and row y; of a pair of blocks each asks for every other box, and both
+    """Load box number i of B at column x and row y; of a pair of blocks each loads every other box, and both
     receive it. rows: of one matrix of a stack."""
     if STACKED and not A_ALONG_M:
         matrix = uint32(y) // uint32(rows)
@@ -88,7 +88,7 @@ def load_box(i, address, box_map, full, x, y, rows):
 
 @cuda.jit(device=True, forceinline=True)
 def load_b(address, full, n, k, maps, seam):
-    """Ask for a stage's tile of B, from column n and row k on."""
+    """Load a stage's tile of B, from column n and row k on."""
     if B_ALONG_N:
         for i in range(BLOCKS):
             box, column = address + uint32(i * BOX_BYTES), int32(n + i * BOX)
@@ -130,7 +130,7 @@ def load_of_batch(address, full, m, n, k, maps, work):
 
 @cuda.jit(device=True, forceinline=True)
 def produce(ring, unit, stride, maps, work):
-    """One thread asks TMA for the tiles of A and B, stage after stage, of all work tiles of the block."""
+    """One thread loads the tiles of A and B by TMA, stage after stage, of all work tiles of the block."""
     stage, parity = producer_start()
     while is_work(unit, stride, work):
         tile = tile_at(unit, stride, work)

@@ -25,7 +25,7 @@ ARITHMETIC
 SOURCE
     Shazeer 2020, arXiv:2002.05202, eq. 6.
 READ NEXT
-    symmetric_epilogue.py; ../activations.py, which asks for all this.
+    symmetric_epilogue.py; ../activations.py, the caller.
 """
 import math
 

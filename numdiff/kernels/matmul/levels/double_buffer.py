@@ -1,7 +1,7 @@
 """Hopper, level 2: TMA loads the tiles, one step ahead of the products.
 
 WHAT IS NEW
-    TMA: one thread asks for a box of a matrix, and the tensor memory accelerator copies it to shared memory, swizzled.
+    TMA: one thread requests a box of a matrix, and the tensor memory accelerator copies it to shared memory, swizzled.
         No thread computes an address, and no register holds data in flight. The tensor map, made by the host, says
         where the matrix is and how large a box is.
     mbarrier: what threads wait for. It counts arrivals and bytes: the thread that asks arrives and says how many bytes
@@ -13,7 +13,7 @@ WHAT IS NEW
 WHY IT PAYS
     Loading and multiplying overlap, and the warpgroup's instructions are products and little else.
 WHAT REMAINS
-    The same threads ask for tiles and multiply them. So all 128 meet at a barrier after each step, before its tiles may
+    The same threads load tiles and multiply them. So all 128 meet at a barrier after each step, before its tiles may
     be overwritten, and meanwhile the tensor cores are idle.
 LAUNCH
     grid (N / 256, M / 64), 128 threads, 80 KiB of dynamic shared memory; M, N, K multiples of 64, 256, 64.
@@ -39,7 +39,7 @@ multiply, wgmma_wait = make_multiply(BN), make_wgmma_wait(BN)
 
 @cuda.jit(device=True, forceinline=True)
 def fetch(step, base, full, map_a, map_b, m, n):
-    """Ask TMA for the tiles of a step; called by one thread."""
+    """Load the tiles of a step by TMA; called by one thread."""
     stage = step % 2
     a = base + stage * STAGE_BYTES
     mbarrier_expect_tx(full + 8 * stage, STAGE_BYTES)

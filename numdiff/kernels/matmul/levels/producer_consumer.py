@@ -1,11 +1,11 @@
-"""Hopper, level 3: warp specialisation, a warpgroup that only asks TMA for tiles, and two that only multiply.
+"""Hopper, level 3: warp specialisation, a warpgroup that only loads tiles by TMA, and two that only multiply.
 
 WHAT IS NEW
-    Producer and consumers: one thread of warpgroup 0, the producer, asks for tiles; warpgroups 1 and 2, the consumers,
+    Producer and consumers: one thread of warpgroup 0, the producer, loads tiles; warpgroups 1 and 2, the consumers,
         multiply 64 rows each of a tile of 128 × 256. They never meet at a block-wide barrier: between them are four
         stages of shared memory, with two mbarriers each. A stage's `full` completes when TMA has delivered its bytes;
         the consumers wait for it. They arrive at `empty` when they have read the stage; the producer waits for both
-        arrivals before it asks for the next tiles there.
+        arrivals before it loads the next tiles there.
     setmaxnreg: the producer gives registers back, the consumers take them: 40 + 2 · 232 = 3 · 168.
     A step in flight: wgmma_wait_1 waits for all but the last group of products, so the step just issued keeps the
         tensor cores busy while the stage of the step before it is released.
@@ -24,7 +24,7 @@ LAUNCH
 SOURCE
     PTX ISA, sections 9.7.13.15 (mbarrier) and 9.7.19.5 (setmaxnreg).
 READ NEXT
-    persistent.py, where a block goes on to another tile.
+    persistent.py, where a block continues with another tile.
 """
 from ....device import cuda, launch
 from ....device.mbarrier import (
