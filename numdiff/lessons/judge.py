@@ -187,7 +187,7 @@ def run(module, learner, path, text, grid, block, inputs, order, seed, recorder)
     given = [emulator.EmulatedArray(a.shape, a.dtype, a) if isinstance(a, np.ndarray) else a for a in inputs]
     try:
         if hasattr(module, "launch"):
-            module.launch(launch, learner, grid, block, given, out)
+            module.launch(launch, learner, grid, block, inputs, out)
         else:
             launch(learner.kernel, grid, block, *given, out)
     except emulator.LaunchRefused as error:
