@@ -1,9 +1,8 @@
 """Zips, tars and NumPy's files from anywhere: their contents are bounded before they are unpacked.
 
-A few kilobytes can announce, or unpack to, any number of bytes. Here nothing is unpacked before its announced size was
-checked against what the file can hold and what the caller expects, nothing is unpacked beyond its announced size, and
-no step holds more in memory than was requested. Whatever is wrong is a `BadArchive`, whose text completes "… is damaged
-(…)".
+A few kilobytes can announce, or unpack to, any number of bytes. Nothing is unpacked before its announced size was
+checked against the file's size and the caller's expectation. Nothing is unpacked beyond its announced size, and no step
+holds more memory than was requested. Whatever is wrong is a `BadArchive`, whose text completes "… is damaged (…)".
 """
 import bz2
 import copy
@@ -253,8 +252,8 @@ def read_npy_header(stream):
 
 
 def read_npy(stream, size, limit):
-    """The array of the .npy of `size` bytes that starts here; refused before its memory is taken if it has more than
-    `limit` bytes, is shorter than announced, or holds objects (a pickle, which is never run)."""
+    """The array of the .npy of `size` bytes that starts here. It is refused before its memory is allocated if it has
+    more than `limit` bytes, is shorter than announced, or holds objects (a pickle, which is never run)."""
     shape, fortran, dtype, header = read_npy_header(stream)
     if dtype.hasobject:
         raise BadArchive("it holds Python objects, a pickle, and pickles are never run")

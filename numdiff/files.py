@@ -8,8 +8,8 @@ WRITING. A file is either whole or not there: it is written under a temporary na
 Which names a command may write to is in outputs.py.
 Anything but a regular file (a device, a FIFO, a symbolic link, which leads elsewhere) is neither replaced nor followed.
 A rename inside one folder is atomic, so a reader of the final name finds the old contents or the new, never a part.
-The temporary file is locked while its writer lives; the system drops the lock when the writer dies, for whatever
-reason, so that `remove_stray_files` can tell the remains of a killed run from a file that is being written now.
+The temporary file is locked while its writer lives, and the system drops the lock when the writer dies. So
+`remove_stray_files` can distinguish the remains of a killed run from a file that is being written.
 """
 import contextlib
 import errno
@@ -87,8 +87,8 @@ def read_at(file, offset, count):
 
 
 def read_into(file, offset, array):
-    """Fill a C-contiguous array with the bytes of an open raw file from `offset` on, without a copy between them;
-    returns how many bytes there were, fewer than the array's only at the file's end."""
+    """Fill a C-contiguous array with the bytes of an open raw file from `offset` on, without a copy between them.
+    Returns the number of bytes, which is smaller than the array's only at the file's end."""
     data, done = memoryview(array.reshape(-1).view("u1")), 0
     while done < len(data):
         part = data[done:done + (1 << 30)]

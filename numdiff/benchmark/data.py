@@ -3,11 +3,11 @@
     for row in bench_data("photos.h5"): …     # a dict each: where, cold, images_per_second, mb_per_second, cpu_us, …
 
 The batches are those of a run (data/loader.py), one epoch of a file that was just opened, so that each chunk is read
-and unpacked once. `file` reads as training reads a set of two gigabytes and more, which stays on disk; `memory` is what
-a smaller one does: it is read as a whole, which takes `open_s`, and then batches are gathered from memory.
+and unpacked once. `file` reads as training reads a set of two gigabytes and more, which stays on disk. `memory` is the
+way of a smaller one: it is read as a whole, which takes `open_s`, and then batches are gathered from memory.
 
-The file is cold when the system's page cache holds none of its pages: the system is requested to drop them, and a
-sample of pages, read without waiting for the disk, shows whether it did. A warm file is read once before.
+The file is cold when the system's page cache holds none of its pages. The system is requested to drop them; a sample of
+pages, read without waiting for the disk, shows whether it did. A warm file is read once before.
 """
 import contextlib
 import errno

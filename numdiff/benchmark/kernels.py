@@ -1,8 +1,8 @@
 """Each version of each operation at a model's own shapes: those with which one training step calls it.
 
 A step is watched once to record the arguments of its operations. Each call is then repeated on random numbers of the
-same shapes: on a GPU as a replay of a graph of several calls, over copies of the arguments that together exceed a
-second-level cache. Rates count the least that the operation needs (costs.py), so that versions compare.
+same shapes. On a GPU this is a replay of a graph of several calls, over copies of the arguments that together exceed
+the second-level cache. Rates count the least that the operation needs (costs.py), so that versions compare.
 """
 import datetime
 import importlib.metadata

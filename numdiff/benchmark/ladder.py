@@ -4,8 +4,8 @@ A row is a context, not another program: `at_most` (kernels/versions.py) keeps t
 by operation, and precision, graph, batch and loader are options of a run. The first rows are launched kernel by kernel;
 what that leaves idle is seen in their times by component, which come from a step that is launched so in every row.
 
-A row runs at least the first steps of the same training, from the same weights over the same images and noise, so its
-losses are compared with those of the first: every technique but the smaller types must leave them as they are.
+A row runs at least the first steps of the same training, from the same weights over the same images and noise. So its
+losses are compared with those of the first row: every technique but the smaller types must leave them unchanged.
 """
 import contextlib
 import csv

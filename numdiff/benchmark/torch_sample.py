@@ -1,9 +1,9 @@
 """PyTorch's sampling of the same model, to compare numdiff's with. Only the torch_* files need PyTorch.
 
-As one would write it there for speed: weights in the 16-bit type itself, images channels-last where the model has
-convolutions, both halves of guidance as one batch, and everything about an evaluation (the model, guidance, the
-estimate of x_0) compiled as one function. Between two evaluations there are only the few additions of the sampler's
-step. The mathematics is that of numdiff/diffusion/denoiser.py and samplers.py, in whose units x = x_0 + sigma · eps.
+It is written as one would write it in PyTorch for speed. Weights are in the 16-bit type, images are channels-last if
+the model has convolutions, and both halves of guidance are one batch. An evaluation (the model, guidance, the estimate
+of x_0) is compiled as one function. Between two evaluations there are only the few additions of the sampler's step. The
+mathematics is that of numdiff/diffusion/denoiser.py and samplers.py, in whose units x = x_0 + sigma · eps.
 """
 import itertools
 import math

@@ -50,8 +50,8 @@ class ChunkCache:
         self._pool = ThreadPoolExecutor(threads(), "numdiff-data")
 
     def read(self, rows, out):
-        """Images of the rows int64 (n,), written to `out` (n, H, W, C), which is returned; an error of `load` is raised
-        here, and the chunk is tried again when it is needed again."""
+        """Images of the rows int64 (n,), written to `out` (n, H, W, C), which is returned. An error of `load` is raised
+        here; the chunk is tried again at its next use."""
         chunks = rows // CHUNK
         needed = np.unique(chunks)
         with self._lock:

@@ -33,11 +33,11 @@ STALE = 24 * 3600  # seconds after which an unfinished file is what a killed pro
 def open_dataset(path: str | os.PathLike | None = None, image_size: int | None = None,
                  classes: Sequence[str] | None = None) -> dataset.Dataset:
     """The dataset in the HDF5 file `path`, or of the pictures in a folder, which are decoded once into a file in the
-    cache; None is the default one, 1,906 emoji of 64×64 pixels in 9 classes.
+    cache. None is the default dataset: 1,906 emoji of 64×64 pixels in 9 classes.
 
-    image_size: side of the images in pixels, if they are to be smaller than in the file; must divide that size, because
-    pixels are averaged over whole squares; the pictures of a folder are brought to any. classes: the names of the
-    classes to keep (labels are then renumbered, in the file's order); None keeps every image.
+    image_size: side of the images in pixels, to reduce those of a file. It must divide their size, because pixels are
+    averaged over whole squares. The pictures of a folder are resized to any side. classes: the names of the classes to
+    keep (labels are then renumbered, in the file's order); None keeps every image.
     """
     if isinstance(path, str | os.PathLike) and os.path.isdir(path):
         path = decoded(path, image_size)

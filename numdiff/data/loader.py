@@ -175,8 +175,8 @@ class Loader:
             step += 1
 
     def _read_ahead(self, step):
-        """Begin to read the next window's chunks one by one while this window is in use, instead of all at once when
-        it begins; the dataset's threads do so while this one fills batches."""
+        """Begin to read the next window's chunks one by one while this window is in use, instead of all at once. The
+        dataset's threads read them while this one fills batches."""
         if self.dataset.in_memory:
             return
         chunks = -(-len(self.dataset) // CHUNK)

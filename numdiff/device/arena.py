@@ -1,7 +1,7 @@
 """A memory arena whose addresses repeat from step to step.
 
 A training step allocates the same arrays in the same order every time, and frees them in the same order. So the arena
-answers the same sequence of requests with the same addresses: after the first step nothing more is taken from the
+answers the same sequence of requests with the same addresses. After the first step it takes nothing more from the
 driver, and a captured step can be replayed over the same memory. Blocks return to the arena when the last array that
 uses them is dropped (Python's reference counts decide, so the moment is exact), and are reused in stream order.
 

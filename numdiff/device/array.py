@@ -1,9 +1,9 @@
 """Arrays on a device, and the handful of functions with which everything above makes, moves and computes on them.
 
 A `DeviceArray` is an address, a shape and a dtype; always contiguous, row-major. It carries no arithmetic: kernels do
-that. Which device it lives on is its `backend`, an object with five methods (`allocate`, `upload`, `download`, `fill`,
-`launch`); see `gpu.py` (a GPU), `emulator.py` (runs kernels on the CPU), `ptx.py` (compiles every launch, runs none).
-NumPy arrays are the CPU engine: the functions here take both.
+that. Its device is its `backend`, an object with five methods (`allocate`, `upload`, `download`, `fill`, `launch`). See
+`gpu.py` (a GPU), `emulator.py` (runs kernels on the CPU) and `ptx.py` (compiles every launch, runs none). NumPy arrays
+are the CPU engine: the functions here take both.
 """
 import contextlib
 import math

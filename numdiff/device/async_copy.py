@@ -1,7 +1,7 @@
 """Copies from global to shared memory that run while threads compute: `cp.async`, on sm_80 and later.
 
-A thread starts copies of 4, 8 or 16 bytes each, closes a group with `cp_async_commit`, continues with other work, and
-at `cp_async_wait(n)` waits until at most its n youngest groups are still in flight. The data passes through no
+A thread starts copies of 4, 8 or 16 bytes each, closes a group with `cp_async_commit`, and continues with other work.
+Later `cp_async_wait(n)` waits until at most its n youngest groups are still in flight. The data passes through no
 registers, and the next tiles travel while one is multiplied: a pipeline of STAGES tiles is
 
     for s in range(STAGES - 1):                 # fill it

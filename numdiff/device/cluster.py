@@ -69,7 +69,7 @@ def _load_cluster_4(machine, address):
 @intrinsic
 def mbarrier_arrive_cluster(typingctx, barrier):
     """Arrive at the mbarrier at an address of the cluster's shared memory (`cluster_address`), which may be another
-    block's: what this thread has read before, it has read when threads there see the end of this phase. That block must
+    block's. Reads of this thread before it are complete when threads there see the end of this phase. That block must
     not have ended.
 
     With `.release.cluster` what it has written before would be seen there, too; ptxas then puts a MEMBAR.ALL.GPU before

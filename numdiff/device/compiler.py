@@ -1,8 +1,8 @@
 """From a kernel to machine code, by Numba, NVVM and nvJitLink: needs neither a GPU nor its driver.
 
-The steps are those of Numba's own dispatcher, so that the code is the same, bit by bit: type inference and lowering to
-NVVM's intermediate representation (two thirds of the time, in Python), its optimisation at link time with ptxas behind
-it (one third). Numba also makes PTX of each kernel, to look for functions that numdiff's kernels do not use: this is
+The steps are those of Numba's own dispatcher, so the code has the same bits. They are type inference and lowering to
+NVVM's intermediate representation (two thirds of the time, in Python), and its optimisation at link time followed by
+ptxas (one third). Numba also makes PTX of each kernel, to look for functions that numdiff's kernels do not use: this is
 left out. Where nvJitLink is not installed, PTX is made, and the driver's linker takes it.
 """
 import contextlib
@@ -121,10 +121,10 @@ def compile_kernel(kernel, words, capability):
 def wait_for_the_kernel_before(function):
     """Have a kernel, given as LLVM's function, begin by waiting for the one before it: programmatic dependent launch.
 
-    The driver may then launch it while that one's last writes are under way, which saves about a microsecond a kernel;
-    the wait ends when they are visible, so what the kernels do is as if one began where the other ended (PTX ISA,
-    "griddepcontrol"). It could be launched earlier still, had the kernel before it said `launch_dependents` at its
-    start: then its blocks crowd where the other's are done first, and a training step becomes 1 to 2 % slower.
+    The driver may then launch it while that one's last writes are under way, which saves about a microsecond a kernel.
+    The wait ends when they are visible, so the results are those of kernels that run one after the other (PTX ISA,
+    "griddepcontrol"). It could be launched earlier still, if the kernel before it called `launch_dependents` at its
+    start. But then its blocks occupy multiprocessors too early, and a training step becomes 1 to 2 % slower.
     """
     from llvmlite import ir
     builder = ir.IRBuilder()

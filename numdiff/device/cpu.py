@@ -185,9 +185,9 @@ def side_by_side(function, items):
 def on_host(function, reorders=False):
     """Decorator: a loop over arrays, compiled for the host's cores by Numba, without Python's lock and kept on disk.
 
-    For what NumPy does in many small steps: each of those goes through memory, and asks for the lock when it ends, for
-    which threads that share a batch wait longer than the step takes. A division by zero gives what it does in NumPy: a
-    loop that could raise an error would take one number at a time.
+    For many small NumPy operations in a row. Each of them goes through memory and takes the interpreter lock when it
+    ends. Threads that share a batch wait for that lock longer than the operation takes. A division by zero gives what
+    it does in NumPy: a loop that could raise an error would take one number at a time.
     reorders: a sum may be taken as several, which a core's vectors add up at once; on one machine always the same
     """
     options = {"nogil": True, "error_model": "numpy"} | ({"fastmath": {"reassoc"}} if reorders else {})
@@ -201,7 +201,7 @@ def prepare_cpu():
     """Set this process up for the CPU engine, once: one BLAS thread, and freed arrays kept for the next request.
 
     By default glibc maps each large array again, and the page faults of touching fresh pages cost more than many of the
-    operations themselves; so it is asked to serve arrays up to 32 MiB from a heap that is never trimmed.
+    operations themselves. So glibc is set to serve arrays up to 32 MiB from a heap that is never trimmed.
     """
     threadpoolctl.threadpool_limits(1, user_api="blas")
     if sys.platform.startswith("linux"):

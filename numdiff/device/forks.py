@@ -3,8 +3,8 @@
 Threads hand Python's lock to each other at every operation. On two cores of an EPYC the UNet of the preset `tiny` takes
 0.16 s for 12 images in one thread, 0.27 s for 12 in each of two threads, and 0.16 s for 12 in each of two processes.
 
-A process that is forked has all of this one's memory without a copy, so it needs to be given nothing but the arguments,
-and it is of use for as long as what the function reads, the weights, stays as it is.
+A forked process shares all of this one's memory without a copy, so it needs only the arguments. It is useful as long as
+the data that the function reads, the weights, stays unchanged.
 """
 import contextlib
 import gc
@@ -29,8 +29,8 @@ _open = set()  # this process's ends of the connections to all that it has forke
 
 
 def can_fork():
-    """Whether a fork is safe: on Linux, in a process that has set up neither a GPU nor MPI, whose drivers forbid it,
-    and in which no other thread is at work: a lock that it held would never be given back in the copy."""
+    """Whether a fork is safe: on Linux, without a GPU or MPI, whose drivers forbid it, and without another working
+    thread. A lock that such a thread held would never be released in the copy."""
     return (sys.platform == "linux" and "mpi4py.MPI" not in sys.modules and not is_open()
             and all(thread is threading.current_thread() or sleeps(thread) for thread in threading.enumerate()))
 

@@ -1,11 +1,11 @@
 """Compiled kernels on disk: one file a kernel, with its machine code and all that a launch needs to know.
 
-A file's name is a hash of what its content depends on: the kernel's module and name, the types of its arguments, the
-architecture, the versions of the compilers; the folder's name is a hash of the code of numdiff's kernels. So a file
-under that name is the right one, entries for another card or another Numba are simply never looked at, and two
-processes that compile the same kernel at the same time write the same file: no lock is needed. A file appears under its
-name only when complete (it is written under a temporary name, then renamed), and its content has a checksum: a damaged
-file counts as missing.
+A file's name is a hash of the inputs of its content: the kernel's module and name, the types of its arguments, the
+architecture, and the versions of the compilers. The folder's name is a hash of the code of numdiff's kernels. So a file
+under that name is the right one, and entries for another card or another Numba are never read. Two processes that
+compile the same kernel at the same time write the same file: no lock is needed. A file appears under its name only when
+complete (it is written under a temporary name, then renamed), and its content has a checksum: a damaged file counts as
+missing.
 
 Where the folder cannot be written, or is not this user's alone, kernels go to a temporary one, which lasts as long as
 the process that made it.

@@ -20,9 +20,9 @@ init_ring(ring, producers, consumers); fence_barrier_init()` and a `cuda.syncthr
 
 A `Ring` is a named tuple of integers, made once in a kernel. Inlined, all of this becomes the PTX of the same loop with
 the arithmetic written out: tuples that device functions take and return are split up by the compiler. (So is a tuple
-that a loop carries from round to round, but the registers come out in another order; so stage and parity are two
-variables.) What does not change, such as the number of stages, should be a constant of the kernel, so that it is one in
-the machine code. The emulator runs the words as they stand.
+that a loop carries from round to round, but its registers come out in another order; so stage and parity are two
+variables.) Values that do not change, such as the number of stages, should be constants of the kernel, so that they are
+constants in the machine code. The emulator runs the words as they stand.
 
 SOURCE
     PTX ISA, section 9.7.13.15 (mbarrier). The words are those of CUTLASS's pipelines (`PipelineTmaAsync`): acquire,

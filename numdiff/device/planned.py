@@ -3,8 +3,8 @@
     keys = collect(lambda device: …, card)        any work over arrays of `device`; nothing is computed
     keys = collect(work, card_of(get_gpu()))      …as the GPU of this machine would do it
 
-What a launcher chooses depends on shapes and types, on the card's size and on its table of tiles, never on values: so
-the notes are complete, and an evening's training is planned in a tenth of a second.
+A launcher's choice depends on shapes and types, on the card's size and on its table of tiles, never on values. So the
+notes are complete, and an evening's training is planned in a tenth of a second.
 """
 from typing import NamedTuple
 

@@ -1,7 +1,7 @@
 """A device that compiles and runs nothing: every launch is compiled to PTX for two compute capabilities and checked.
 
-It needs no GPU and no driver (the NVVM wheel is enough), so the test suite sends every operation through it: launchers
-are exercised, every kernel version is compiled for sm_80 and sm_90a, and a float64 instruction in a float32 kernel is
+It needs no GPU and no driver (the NVVM wheel is enough), so the test suite sends every operation through it. Launchers
+are exercised, and every kernel version is compiled for sm_80 and sm_90a. A float64 instruction in a float32 kernel is
 an error.
 """
 import functools

@@ -4,10 +4,10 @@
 class Replayed:
     """A function of no arguments that launches the same kernels over the same addresses whenever it is called.
 
-    On a GPU the first call launches them one by one, which compiles them; the second records them as a CUDA graph, and
-    that and every later one replays it: the same kernels with the same bits, launched in a microsecond each. What the
-    function allocates and frees comes from `arena`, and is free again after each call; what it leaves, and what it
-    reads, must be in arrays that others hold. Elsewhere, and with `eager`, every call launches.
+    On a GPU the first call launches them one by one, which compiles them. The second call records them as a CUDA graph.
+    That call and every later one replay the graph: the same kernels with the same bits, launched in a microsecond each.
+    What the function allocates and frees comes from `arena`, and is free again after each call; what it leaves, and
+    what it reads, must be in arrays that others hold. Elsewhere, and with `eager`, every call launches.
 
     arena: of the device (default: the one that all inference shares); several functions may share one, as they run one
         after the other; a training step's will do as well

@@ -7,19 +7,19 @@
     def gemm(map_a, map_b, …): …                                    # names BN, wgmma, and device functions that do
     KERNELS = {BN: specialise(gemm, launch_bounds=(384, 1), BN=BN) for BN in (64, 128, 256)}
 
-A branch on a constant vanishes from the machine code, a loop over one is unrolled, a local array may take its size from
-one, and an intrinsic need not be chosen by `if BN == 64: … elif …`.
+A branch on a constant vanishes from the machine code, and a loop over one is unrolled. A local array may take its size
+from a constant, and an intrinsic need not be chosen by `if BN == 64: … elif …`.
 
-What is copied is the kernel's function, and each device function (down the calls, from any file) that knows one of the
-constants; the copies have the values in place of the `Constant`s among their globals. Device functions that know none
+The kernel's function is copied, and each device function (down the calls, from any file) that uses one of the
+constants. The copies have the values in place of the `Constant`s among their globals. Device functions that know none
 are shared. A copy is made once for the same values.
 
 Where there are many and a run needs few, `Variants` makes each when it is first requested:
 
     KERNELS = Variants((64, 128, 256), lambda bn: specialise(gemm, launch_bounds=(384, 1), BN=bn))
 
-A specialised kernel has a name of its own, made of the values or given: by module and name it is found in the cache of
-compiled kernels and by the processes that compile ahead, so `specialise` refuses a name that has other constants.
+A specialised kernel has a separate name, made of the values or given. The cache of compiled kernels and the processes
+that compile ahead find it by module and name, so `specialise` refuses a name that has other constants.
 """
 import inspect
 import types

@@ -5,8 +5,8 @@
 A map is an array of 128 bytes on the device of its array, and names that array's address: keep the array alive as long
 as the map. (CUDA driver API, `cuTensorMapEncodeTiled`.)
 
-On a GPU a map is made once for each address and view, and kept: a training step, whose arrays have the same addresses
-as in the step before, makes none, so a step captured in a graph uploads none either, once it has run with the same
+On a GPU a map is made once for each address and view, and kept. A training step, whose arrays have the same addresses
+as in the step before, makes none. So a step captured in a graph uploads none either, once it has run with the same
 arena. A map does not depend on the contents at its address, so a kept map is never wrong.
 """
 import ctypes

@@ -1,7 +1,7 @@
 """Copies between the host and a device that overlap the kernels: batches to the device, figures back to the host.
 
-A step must not wait for either. So a batch is copied by a stream of its own into a second buffer while the step before
-computes, and one copy within the device, a few microseconds, brings it to the address that the step reads. Figures are
+A step must not wait for either. So a separate stream copies a batch into a second buffer while the step before
+computes. One copy within the device, a few microseconds, then brings it to the address that the step reads. Figures are
 copied down by another stream as soon as the step that made them is done, and the host looks at them steps later.
 
     feed = make_feed([images, labels])        readback = make_readback([ring])

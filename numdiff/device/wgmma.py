@@ -269,8 +269,8 @@ def make_multiply(n, stride_a=1024):
 def make_setmaxnreg(count, more):
     """An intrinsic that changes the registers of each thread of a warpgroup to `count`: more of them, or fewer.
 
-    All four warps execute it. The producer gives up registers (24 or 40 are enough for it), which the consumers take:
-    with three warpgroups and 168 registers each at the start, 40 + 2 · 232 = 3 · 168. It needs the kernel's
+    All four warps execute it. The producer releases registers (24 or 40 are enough for it), which the consumers take.
+    With three warpgroups and 168 registers each at the start, 40 + 2 · 232 = 3 · 168. It needs the kernel's
     `launch_bounds=(threads, 1)`, with the 1: otherwise ptxas gives a small kernel as few registers as it needs, and
     ignores this (its advisory C7508).
     """

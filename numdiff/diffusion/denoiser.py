@@ -79,8 +79,8 @@ class Denoiser:
             self.interval is None or self.interval[0] < sigma <= self.interval[1])
 
     def numbers(self, sigma):
-        """What `estimate` needs to know of a level: the timestep as the model sees it, the image's share in x_t, and
-        the factors of x and of the answer in x_0; then the same of a guide, and the factors of both estimates."""
+        """The numbers that `estimate` needs for a level: the model's timestep, the image's factor in x_t, and the
+        factors of x and of the answer in x_0. Then the same of a guide, and the factors of both estimates."""
         a, seen = self.path.level(sigma)
         s = sigma * a
         _, q = target_reference(self.prediction, a, s, self.sigma_data)

@@ -9,22 +9,22 @@ are close to the space of x_T and a few of them. So a schedule of n levels has, 
 
     x_(i+1) = w_i · x_T + Σ_(j ≤ i) w_ij · x_0(j)
 
-where the paper has e = (x - x_0) / σ instead of the estimates x_0. Both span the same space, as x is in it; but the
-first e are all but parallel to x_T, which is as long as σ, up to 20,000: float32 has no digits for their difference.
-The weights come from the least squares of the long run's x_(i+1), over all seeds and pixels. The levels are chosen by
-bisection of a bound on the error: from a level the search continues to the farthest one whose least-squares error from
-{x now, the estimates so far} stays below it; the smallest bound that needs n levels is taken. For that only inner
-products are needed, of each x and each x_0 of the long run: a matrix of about 600 × 600 in float64, for any number of
-images. Such a bound says nothing of how a step's error grows in the next ones. So weights are fitted for the levels
-that other samplers take as well (`spacings` of the path), and the choice that ends nearest to the long run's images is
-kept.
+where the paper has e = (x - x_0) / σ instead of the estimates x_0. Both span the same space, since x is in it. But the
+first e are nearly parallel to x_T, which is as long as σ, up to 20,000: float32 has no digits for their difference. The
+weights come from the least squares of the long run's x_(i+1), over all seeds and pixels. The levels are chosen by
+bisection of a bound on the error. From a level the search continues to the farthest one whose least-squares error from
+{x now, the estimates so far} stays below the bound. The smallest bound that needs n levels is taken. For that only
+inner products are needed, of each x and each x_0 of the long run: a matrix of about 600 × 600 in float64, for any
+number of images. Such a bound says nothing of how a step's error grows in the next ones. So weights are fitted for the
+levels that other samplers take as well (`spacings` of the path), and the choice that ends nearest to the long run's
+images is kept.
 
-The weights are fitted to the estimates that the few steps themselves get, one step after the other, where the paper
-takes those of the long run: neighbouring ones are nearly parallel, their weights large and of both signs, and a small
-error of x in one step would come back in the next many times as large. With an exact denoiser of 169 emoji at 16×16
-pixels the authors' public code finds the same levels for 4 and 10 steps, and neighbours of them for 6 and 8; with its
-weights the distance of other images to those of 100 steps is 36, 31, 46 and 31 (of 255, for 4, 6, 8 and 10 steps; DDIM:
-35 to 36), with these it is 29, 19, 2.7 and 1.9.
+The weights are fitted to the estimates of the few steps themselves, one step after the other; the paper fits to those
+of the long run. Neighbouring estimates of the long run are nearly parallel, so their weights would be large and of both
+signs. A small error of x in one step would then grow many times in the next. With an exact denoiser of 169 emoji at
+16×16 pixels the authors' public code finds the same levels for 4 and 10 steps, and neighbours of them for 6 and 8. The
+distance of other images to those of 100 steps (of 255, for 4, 6, 8 and 10 steps) is 36, 31, 46 and 31 with its weights,
+and 29, 19, 2.7 and 1.9 with these (DDIM: 35 to 36).
 """
 import copy
 import hashlib
@@ -228,7 +228,7 @@ def described(sampling):
 
 def run_of(model):
     """The identity of the run that trained a model, independent of the step, as values for JSON: the seed of its first
-    weights and its noise, and digests of its images and of its initial weights; None if the file does not store it."""
+    weights and its noise, and digests of its images and initial weights. None if the file does not store it."""
     meta = getattr(model, "meta", None) or {}
     if meta.get("seed") is None or not meta.get("data"):
         return None

@@ -1,7 +1,7 @@
 """The paths from image to noise that a model can be trained on: one small class each, which all samplers read.
 
-In the samplers' units every path is x = x_0 + σ·eps. A path defines the model's input x_t = a · x with a = a(σ), so
-that s = σ · a is its noise; the model's noise-level input; and the range of levels.
+In the samplers' units every path is x = x_0 + σ·eps. A path defines three things: the model's input x_t = a · x with a
+= a(σ), so that s = σ · a is its noise; the model's noise-level input; and the range of levels.
 
     discrete   a = √ᾱ = 1 / √(1 + σ²)        timestep t of T, as schedule.py has them
     linear     a = 1 / (1 + σ)               t = σ / (1 + σ) in (0, 1): x_t = (1 - t) · x_0 + t · eps
@@ -87,8 +87,8 @@ class Linear(Continuous):
     def default_spacing(self, sampler):
         """"time" as in the papers of this path, but for the samplers of the others.
 
-        Of 20 even steps in t the second is at σ = 19, but how bright an image of 64×64×3 is has been decided by σ = 5:
-        with an exact denoiser of emoji64 DPM-Solver++(2M) reaches a Fréchet distance of 0.17 by Karras's levels, of
+        Of 20 even steps in t the second is at σ = 19, but the brightness of an image of 64×64×3 is decided by σ = 5.
+        With an exact denoiser of emoji64 DPM-Solver++(2M) reaches a Fréchet distance of 0.17 by Karras's levels, and of
         0.94 by even ones.
         """
         return "karras" if sampler in ("dpm++2m", "euler-ancestral") else "time"

@@ -17,9 +17,9 @@ meet: DDIM without noise takes Euler's steps, and DDPM with the small variance t
 here as in its paper, and a test compares them.
 
 Each step is linear in x, the estimates and the noise: its coefficients are computed here in float64, and a kernel does
-the rest. Everything works on NumPy arrays and on a GPU's; and on `Value`s, which stand for arrays: so `Sampling` knows
-beforehand what there is to do, and records a step once to replay it with other coefficients (plan.py). The operations
-of a step may therefore depend on the sigmas and settings, but never on the contents of an array.
+the rest. Everything works on NumPy arrays, on a GPU's, and on `Value`s, which stand for arrays. So `Sampling` knows the
+work beforehand, and records a step once to replay it with other coefficients (plan.py). The operations of a step may
+therefore depend on the sigmas and settings, but never on the contents of an array.
 """
 import itertools
 import math
@@ -159,8 +159,8 @@ def euler_maruyama(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise
 
 
 def corrected(now, then):
-    """Whether Heun averages the slopes at both ends of a step: not for a step to 0, where there is no slope, and not
-    for the first step down from pure noise, which is so wide that the average says nothing about it."""
+    """Whether Heun averages the slopes at both ends of a step. It does not for a step to 0, where there is no slope,
+    and not for the first step down from pure noise, which is so wide that the average is meaningless."""
     return then > 0 and (now <= SIGMA_MAX or now < WIDE * then)
 
 
@@ -258,8 +258,8 @@ def get_sampler(name: str) -> Callable:
 
 
 def _along_slope(x, x_0, now, then, *noise):
-    """x + (then - now) · slope, and noise: by the estimate itself, as the step down from pure noise, to a hundredth of
-    it or less, would leave a difference of two large numbers."""
+    """x + (then - now) · slope, and noise. If the estimate were used instead, the step down from pure noise, to a
+    hundredth of it or less, would leave a difference of two large numbers."""
     return combine((then / now, x), (1 - then / now, x_0), *noise)
 
 

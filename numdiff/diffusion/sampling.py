@@ -66,10 +66,10 @@ def check_arguments(model, count, steps, seed, batch):
 class Sampling:
     """The checked settings of a set of samples; `batches` makes them, as often as it is called.
 
-    On a GPU each kind of step is recorded as a CUDA graph at its second run and replayed from then on: the same bits as
-    launched one by one, in a fraction of the time. The object keeps the graphs: keep the object to sample again from
-    the same model with the same options. Weights may change in place, as in training; weights at another address are
-    recorded again.
+    On a GPU each kind of step is recorded as a CUDA graph at its second run and replayed from then on. The bits are the
+    same as launched one by one, in a fraction of the time. The object keeps the graphs: keep the object to sample again
+    from the same model with the same options. Weights may change in place, as in training; weights at another address
+    are recorded again.
 
     model: a UNet or DiT with `model.diffusion` set (the options of its Diffusion), as `numdiff.load` gives it
     count: images; image i is made from the seed `seed` + i alone, whatever the batch

@@ -9,7 +9,7 @@ cosine: ᾱ_t = f(t) / f(0), f(t) = cos²((t/T + 0.008) / 1.008 · π/2), β at 
 arXiv:2102.09672, equation 17).
 
 The same process in the units of the samplers is x_0 + σ · eps with σ = √((1 - ᾱ) / ᾱ), for any σ between those of the
-first and the last timestep: the model is then evaluated at a timestep between two whole ones.
+first and the last timestep. The model is then evaluated at a fractional timestep.
 
 Everything here is float64 on the host; `Diffusion` rounds the tables to float32 once.
 """
@@ -158,8 +158,8 @@ def _levels(table, steps, between):
     """`steps` levels by between(high, low, count) over EDM's range; if the schedule continues above it, the first level
     is the schedule's last.
 
-    A sampler begins with pure noise, which is what the model saw at the last timestep, but not at σ = 80: images of
-    64×64×3 pixels with a mean of 0.5 have a length of 59 in that direction, so noise without them is off by 0.7
+    A sampler begins with pure noise, which is the model's input at the last timestep, but not at σ = 80. Images of
+    64×64×3 pixels with a mean of 0.5 have a length of 59 in that direction. So noise without them is off by 0.7
     standard deviations, and every sample comes out too dark. One step from the top restores the mean. (With an exact
     denoiser of emoji64, 20 steps of DPM-Solver++(2M) reach a Fréchet distance of 0.25 with it and of 0.76 without.)
     """

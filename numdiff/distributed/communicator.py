@@ -189,8 +189,8 @@ def start(transport="auto", timeout=None, interrupted=False):
 
 @contextlib.contextmanager
 def job():
-    """Context of a command that may run as a rank, before it has connected: ranks above 0 print nothing, and an error
-    that all ranks meet, such as a wrong option, is raised on rank 0 alone. Does nothing for a process that is alone."""
+    """Context of a command that may run as a rank, before it has connected: ranks above 0 print nothing. An error on
+    all ranks, such as a wrong option, is raised on rank 0 alone. Does nothing for a process that is alone."""
     started = launched()
     if started is None:
         yield

@@ -54,10 +54,11 @@ def make_exchange(communicator, parameters, partition=None):
     """The exchange for a model's `FlatParameters`, by the communicator's transport. Collective.
 
     partition: the `Partition` of the update, which the exchange then serves
-    auto: CPU ranks use mpi. On GPUs each of peer (on one host), nccl (where it is installed) and mpi is made; on
-    several hosts with several ranks each, peer within them and nccl or mpi between them, too; these alone where peer is
-    requested. What fails its trial is passed over, and the fastest of the others is kept, by the time of a sum of this
-    very gradient; of two that are nearly as fast the first. `exchange.why` says what was measured and passed over.
+    auto: CPU ranks use mpi. On GPUs each of peer (on one host), nccl (where it is installed) and mpi is made. On
+    several hosts with several ranks each, peer within them and nccl or mpi between them is made, too; these alone where
+    peer is requested. A transport that fails its trial is passed over. The fastest of the others is kept, by the time
+    of a sum of this gradient; of two that are nearly as fast the first. `exchange.why` says what was measured and
+    passed over.
     """
     wanted, kinds = communicator.transport, {"mpi": MpiExchange, "peer": PeerExchange, "nccl": NcclExchange}
     if communicator.size == 1:

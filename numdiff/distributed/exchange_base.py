@@ -83,8 +83,8 @@ def shared_part(partition):
 
 
 def try_sums(exchange, communicator, gradient, partition):
-    """Add up numbers whose sum is known, by the same launches as in a step (twice by `peer`, whose barriers count), and
-    gather known partials, and largest magnitudes; a `NumdiffError` if something else arrives. partition: where the
+    """Add up numbers whose sum is known, by the same launches as in a step (twice by `peer`, whose barriers count).
+    Gather known partials and largest magnitudes, too; a `NumdiffError` if another result arrives. partition: where the
     update is shared."""
     size, rank = communicator.size, communicator.rank
     pattern = np.resize(np.arange(251, dtype=np.float32), gradient.size)  # whose sums are exact

@@ -6,8 +6,8 @@ Dowson and Landau 1982; Heusel et al. 2017 (arXiv:1706.08500) took it to feature
 that FID. It is comparable with published FIDs only with those same features and 50,000 samples.
 
 The eigenvalue form. (Σ_1 Σ_2)^½ need not be computed: its trace is the sum of the square roots of the eigenvalues of
-Σ_1 Σ_2. They are also the eigenvalues of the symmetric Lᵀ Σ_2 L with Σ_1 = L Lᵀ, which are real and not negative, and
-found without the imaginary parts that the matrix square root of a product has when a covariance is singular.
+Σ_1 Σ_2. They are also the eigenvalues of the symmetric Lᵀ Σ_2 L with Σ_1 = L Lᵀ. These are real and not negative, and
+are found without the imaginary parts that the matrix square root of a product has if a covariance is singular.
 
 Two finite sets from one distribution have d² > 0, and the smaller the sets, the larger it is: only compare figures of
 equal counts.

@@ -283,7 +283,7 @@ class DiT(Model):
         self.rotation = upload(rotation_table(hidden_size // num_heads, grid), self.backend) if rope else None
 
     def conditioning(self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None) -> Iterator[Tensor]:
-        """What the blocks take from timestep and class, whatever the image: Tensors (B, 6 D) of each block's shift,
+        """The blocks' inputs from timestep and class, independent of the image: Tensors (B, 6 D) of each block's shift,
         scale and gate of attention, then of the MLP (without shifts (B, 4 D)), and (B, 2 D) of the last layer's shift
         and scale. Each is computed when it is requested; those of `_stacks` come side by side in one Tensor."""
         c = self._conditioned(t, y, randomness)

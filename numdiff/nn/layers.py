@@ -1,7 +1,8 @@
 """Layers: the parameters and initial values that go with each operation of `functional/`.
 
-Initial values are those of the reference implementations: weights and biases uniform in ±1/√fan_in (Kaiming uniform
-with a = √5), norms at one and zero, embeddings standard normal, and zero where the architecture asks for zero.
+Initial values are those of the reference implementations. Weights and biases are uniform in ±1/√fan_in (Kaiming uniform
+with a = √5), norms one and zero, embeddings standard normal, and layers that the architecture initialises to zero are
+zero.
 """
 import math
 import numbers

@@ -1,7 +1,7 @@
 """AdamW and Muon with a learning-rate schedule, clipping by global norm and an EMA of the weights, their state on the
 device.
 
-`update()` launches kernels and reads nothing back: the step number, the learning rate and the gradient norm are arrays
+`update()` launches kernels and reads nothing back. The step number, the learning rate and the gradient norm are arrays
 of one element at fixed addresses, so a training step can be replayed without the host.
 """
 import functools

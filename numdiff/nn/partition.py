@@ -142,8 +142,8 @@ class MixedWeights:
 
     read: for each parameter whether it is read in float32
     A rank that can read the others' memory takes it from there (`take`). Otherwise it packs its own part (`pack`) into
-    the buffer `packed` (n,) float32, of which rank r has the elements bounds[r] … bounds[r + 1] - 1, and takes from it
-    what the others have sent (`unpack`).
+    the buffer `packed` (n,) float32, whose elements bounds[r] … bounds[r + 1] - 1 belong to rank r. It takes the other
+    ranks' parts from that buffer (`unpack`).
     """
 
     def __init__(self, partition, read):

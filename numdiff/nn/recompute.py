@@ -6,8 +6,8 @@ saves the memory of the inside of all blocks but one.
 Recomputation omits the last product of a module that `ends_in` one: its backward needs the product's input, and no
 operation needs its output. (In FP8 it is computed again, since its input is rounded there.)
 
-The bits are the same as without: the same kernels run on the same numbers (dropout is counted, not drawn), and the
-tensors of the second run have the slots of the first run's, so gradients are added in the same order, too.
+The bits are the same as without recomputation. The same kernels run on the same numbers (dropout is counted, not
+drawn). The tensors of the second run have the slots of the first run's, so gradients are added in the same order, too.
 """
 import contextlib
 

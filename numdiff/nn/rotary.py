@@ -1,7 +1,7 @@
 """The rotary position embedding of an image's tokens, as LightningDiT has it: a table for `F.qk_norm_rope`.
 
-Half of a head's channels turn with the token's row, the other half with its column, in pairs of neighbours: pair i of a
-half of d = head size / 2 channels by the angle p · ω_i, p the row or column, ω_i = theta^(-2i / d).
+Half of a head's channels turn with the token's row, the other half with its column, in pairs of neighbours. Pair i of a
+half of d = head size / 2 channels turns by the angle p · ω_i, p the row or column, ω_i = theta^(-2i / d).
 
 SOURCE  Su et al. 2021, arXiv:2104.09864, section 3.2.2, eq. 15 and 34; the order of rows, columns and pairs is that of
     EVA-02 (Fang et al. 2023, arXiv:2303.11331), whose embedding LightningDiT (Yao et al. 2025, arXiv:2501.01423) uses.

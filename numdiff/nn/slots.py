@@ -1,8 +1,8 @@
 """What a tape records, and where the gradient of a tensor is collected while it is played back.
 
 The first consumer that is played back assigns the gradient, and later ones add to it. The last addition is deferred
-until the sum is read: an operation whose backward kernel can add takes the gradient that its first input already has
-(`adds=True`), or the two terms of the sum (`adds=TWO`), which saves a pass over memory.
+until the sum is read. An operation whose backward kernel can add then takes the gradient that its first input already
+has (`adds=True`), or the two terms of the sum (`adds=TWO`), which saves a pass over memory.
 """
 from ..kernels.beside import wait_for
 from ..kernels.elementwise import add_forward

@@ -7,8 +7,9 @@ dy and x. The last layer played back, the first of the forward pass, launches th
 
     backward     … fc2: defer dy, x | fc1: defer dy, x | attention's proj: … | attention | qkv: …, and the launch
 
-MEMORY. dy and x of fc1, fc2 and proj stay until the launch, instead of being freed layer by layer: in a DiT at most
-11 · D elements a token, of one block at a time. u, which is as wide as fc1's dy, is freed by then if GELU(u) was kept.
+MEMORY. dy and x of fc1, fc2 and proj stay until the launch, instead of being freed layer by layer. In a DiT these are
+at most 11 · D elements a token, of one block at a time. u, which is as wide as fc1's dy, is freed by then if GELU(u)
+was kept.
 
 THE INVARIANT of loans.py holds. Deferred arrays are freed when the block's first layer has been played back, before a
 gradient of an earlier block is requested. The gradients themselves are requested at the launch. Until then they are

@@ -85,8 +85,8 @@ def shapes_of(model, sizes):
 
 
 def check_memory(options, sizes):
-    """A `UsageError` for a run on the CPU that this machine's memory cannot hold, counting only what is certain:
-    weights, gradients, moments and average, the batch, and in each layer some of the activations that the backward pass
+    """A `UsageError` for a run on the CPU that exceeds this machine's memory. Only certain bytes are counted: weights,
+    gradients, moments and average, the batch, and in each layer some of the activations that the backward pass
     needs."""
     if options.device not in ("cpu", "emulator"):  # a GPU, or a stand-in for one, says so itself
         return

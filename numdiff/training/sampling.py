@@ -177,8 +177,8 @@ def _silent(text):
 
 
 def _rounds(communicator, sampling, bar, moving, asked):
-    """Yields ([(rows, images)] in order, 0), one batch of each rank, on every rank; where `asked()` gives the number of
-    a signal, the last item has that number and the batches that were done before it."""
+    """Yields ([(rows, images)] in order, 0), one batch of each rank, on every rank. If `asked()` gives the number of a
+    signal, the last item has that number and the batches that were done before it."""
     ranks, now = communicator.size, {}
 
     def progress():

@@ -296,8 +296,8 @@ def _range_of(path, images, channels, latents):
     """((value of black, value of white), note), or (None, note) if the floats are latents, to be used as they are.
     latents: True, False, or None to decide. The meaning of 8-bit and 16-bit integers is known. Floats in 0 … 1, -1 … 1
     and 0 … 255 are pixels. Otherwise, arrays with negative values and neither 1 nor 3 channels are latents, as are all
-    with more than 4 channels; with 1 or 3 channels they may be badly scaled pixels, and the user is asked, as where 2
-    channels may be grey and alpha.
+    with more than 4 channels. With 1 or 3 channels they may be badly scaled pixels, so the user must decide; 2 channels
+    may also be grey and alpha.
     """
     floats = images.dtype.kind == "f"
     if latents and not floats:

@@ -1,8 +1,8 @@
 """CIFAR-10 as its authors give it: cifar-10-python.tar.gz, five pickles of training images.
 
-A pickle is a program: reading one with Python's own reader can run any command. These are read by the machine of
-../../unpickle.py: it knows the handful of names that an array, a list and a dictionary need, has a harmless stand-in
-for each, and refuses every other name. No function of the pickle's choice is ever called.
+A pickle is a program: reading one with Python's own reader can run any command. These are read by ../../unpickle.py. It
+knows the few names that an array, a list and a dictionary need, has a harmless stand-in for each, and refuses every
+other name. No function of the pickle's choice is ever called.
 """
 import io
 import os

@@ -1,9 +1,9 @@
 """Weights of other programs: their files, their names, their layout.
 
-files.py reads and writes them, pickles.py is the reader of PyTorch's format, unet_cu.py that of unet.cu's;
-containers.py finds the model in a training checkpoint; unet.py and dit.py know the names and shapes of a
-guided-diffusion UNet and of a public DiT, guided.py the flags of guided-diffusion's scripts, diffusers.py the folder
-layout of that library, layout.py permutes axes.
+files.py reads and writes them, pickles.py is the reader of PyTorch's format, unet_cu.py that of unet.cu's.
+containers.py finds the model in a training checkpoint. unet.py and dit.py know the names and shapes of a
+guided-diffusion UNet and of a public DiT, guided.py the flags of guided-diffusion's scripts. diffusers.py knows the
+folder layout of that library, layout.py permutes axes.
 """
 from .diffusers import (
     check_whole_folder,

@@ -4,10 +4,10 @@
 are three layers, every block has its own copy of the embedding of timestep and class, and the library makes the
 positions. The format is only for models with a null class.
 
-One thing differs in the library, and no setting of config.json changes it: the frequencies of its timestep embedding
-fall by 10000^(1/127) a step (`downscale_freq_shift=1`), those of the public DiT, from which the published folders were
-made, by 10000^(1/128). So its outputs differ, by several percent at late timesteps, until `REMEDY` has been run on the
-loaded model; then both agree up to rounding (tried with diffusers 0.42).
+One thing differs in the library, and no setting of config.json changes it: the frequencies of its timestep embedding.
+They fall by 10000^(1/127) a step (`downscale_freq_shift=1`); those of the public DiT, from which the published folders
+were made, fall by 10000^(1/128). So its outputs differ, by several percent at late timesteps, until `REMEDY` has been
+run on the loaded model; then both agree up to rounding (tried with diffusers 0.42).
 """
 import os
 import pathlib

@@ -2,8 +2,9 @@
 
 The counterpart of unet.py: `guess_dit_options` finds the options from a state dict, `check_dit_state_dict` checks one
 against them. Names and shapes are those of facebookresearch/DiT, which willisma/SiT has, too, and of
-hustvl/LightningDiT. Shapes do not reveal the number of attention heads, known here for the published sizes and from the
-weights of a QK-norm or the angles of a rotary embedding, nor, without the fixed positions, the size of the image.
+hustvl/LightningDiT. Shapes do not reveal the number of attention heads. It is known here for the published sizes, and
+from the weights of a QK-norm or the angles of a rotary embedding. Nor do shapes reveal the image size without the fixed
+positions.
 """
 import math
 import re

@@ -202,8 +202,8 @@ def write_state_dict(file, state_dict, kind, options=None, diffusion=None, train
 
 
 def _as_json(value):
-    """JSON whose letters are not escaped, unless one of them is half a surrogate pair, which is no Unicode: within JSON
-    within a zip's comment, a Chinese one has 3 bytes and not 7."""
+    """JSON with unescaped letters, unless one of them is half a surrogate pair, which is no Unicode. Within JSON within
+    a zip's comment a Chinese letter then has 3 bytes and not 7."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()

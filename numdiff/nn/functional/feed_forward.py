@@ -24,8 +24,8 @@ def bias_gelu(x: Tensor, bias: Parameter) -> Tensor:
 
 
 def gates_products(x: Tensor, gate: Tensor, *weights: Parameter) -> bool:
-    """Whether `linear`, `mlp` and `swiglu_mlp` multiply by `gate` and add a residual, where their last product has one
-    of these weights: nothing is recorded, since only `gate_adaln` has a backward, and the product is Hopper's."""
+    """Whether `linear`, `mlp` and `swiglu_mlp` multiply by `gate` and add a residual, if their last product has one of
+    these weights. Then nothing is recorded, since only `gate_adaln` has a backward, and the product is Hopper's."""
     return (not is_recording() and capped("epilogue", 1) == 1 and not any(float8.layer_of(w, x) for w in weights)
             and K.linear_gate_supports(x.data, gate.data, *weights))
 

@@ -40,8 +40,8 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual
 
 
 def together(x: Tensor, *weights: Parameter) -> contextlib.AbstractContextManager:
-    """Context in which the gradients of linear layers with these weights are made in one launch, if there is a kernel
-    for it on what x (..., K) is like, and that is faster (../together.py)."""
+    """Context: the gradients of linear layers with these weights are computed in one launch, if a kernel supports it
+    for arrays like x (..., K), and it is faster (../together.py)."""
     joins = (is_recording() and is_half(x.dtype) and not any(w.frozen or float8.layer_of(w, x.data) for w in weights)
              and K.linear_gradients_supports(x.data, [w.shape for w in weights]))
     return grouped(weights) if joins else contextlib.nullcontext()
@@ -99,8 +99,8 @@ def stack_columns(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]], coun
     """`columns` of the `linear_stack` of trained layers, `count` of each layer: the columns of a run of neighbouring
     layers at each step of the iterator.
 
-    runs: how many layers each has. In the backward pass the gradients of a run's parameters are made as soon as those
-    of its columns are there, before the passes of earlier runs' columns; they may leave for other ranks then
+    runs: how many layers each has. In the backward pass the gradients of a run's parameters are computed as soon as
+    those of its columns are complete, before the passes of earlier runs' columns. They may then be sent to other ranks
     (distributed/overlap.py). The bits are those of all at once. Frozen layers, and columns that `gate_adaln` does not
     take, come all at once.
     """

@@ -23,8 +23,8 @@ class Weights:
     may_rescale = False
 
     def __init__(self, kind, reader="convert"):
-        """reader: who reads the file, and has options for what it does not tell: `numdiff convert`, a run that is to
-        start from it ("train"), or who wants the model as it is ("load"), and has none."""
+        """reader: the command that reads the file, and has options for what the file does not store: `numdiff convert`,
+        a run that is to start from it ("train"), or "load", which takes the model unchanged and has no options."""
         self.kind, self.reader = kind, reader
 
     def option(self, name):
@@ -111,8 +111,8 @@ class Weights:
         return {k: v for k, v in stored.items() if k in self.free and self.free[k](v)}
 
     def classes(self, source, rows, dropout, given):
-        """{"num_classes", "class_dropout"} of a model whose class table has `rows` rows (None: it has no classes), the
-        last for no class where there is dropout; given: the number of classes from the user, or None."""
+        """{"num_classes", "class_dropout"} of a model whose class table has `rows` rows (None: it has no classes); with
+        dropout the last row is for no class. given: the number of classes from the user, or None."""
         if rows is None:
             if given is not None:
                 raise UsageError(f"--num-classes {given}: {source} has no classes; leave it out.")
