@@ -5,20 +5,17 @@ import pytest
 
 from numdiff.device import download
 from numdiff.kernels.optimizer import grad_norm as G
-from tests.conftest import shapes, versions, where
+from tests.conftest import shapes
 
 SHAPES = shapes(minimal=(4,), odd=(1031,), not_aligned=(4097,), large=(512 * 256 * 4 + 1024,), one_pass=(1024,))
 
 
 @SHAPES
-@versions(1, 2)
-@where(lambda version, shape: version != 2 or shape[0] % 4 == 0)
-@where(lambda engine, version: engine != "emulator" or version)  # None is one of the others
-def test_norm(engine, rng, shape, version):
+def test_norm(engine, rng, shape):
     x = rng.standard_normal(shape).astype(np.float32)
-    got = G.global_norm(engine(x), version=version)
+    got = G.global_norm(engine(x))
     engine.check(got, np.array([math.sqrt(math.fsum(float(v) ** 2 for v in x))]), 1e-6)
-    engine.check_equal(got, G.global_norm(engine(x), version=version))
+    engine.check_equal(got, G.global_norm(engine(x)))
 
 
 def test_norm_of_pieces_does_not_depend_on_who_has_which(engine, rng):
