@@ -51,7 +51,7 @@ def cost_function(function):
     module, name = function.__module__, function.__name__
     if name.startswith("conv2d_") and hasattr(conv2d, f"{name}_cost"):
         return getattr(conv2d, f"{name}_cost")
-    names = [name, name.replace("_backward", "_forward"), name.replace("unpatchify", "patchify")]
+    names = [name, name.replace("_backward", "_forward")]
     for place in (module, module.rpartition(".")[0], f"{module.rpartition('.')[0]}.reference"):
         for candidate in dict.fromkeys(names):
             found = getattr(sys.modules.get(place), f"{candidate}_cost", None)
