@@ -15,10 +15,10 @@ def kernels():
 @kernels.command("list")
 def list_operations():
     """Print every operation, with the names of its versions."""
-    from numdiff.kernels.figures.show import all_operations
+    from numdiff.kernels.operation import all_operations
 
-    for name, versions in all_operations():
-        click.echo(f"{name:28} {', '.join(versions)}".rstrip())
+    for record in all_operations():
+        click.echo(f"{record.name:28} {', '.join(version.name for version in record.versions)}".rstrip())
 
 
 @kernels.command()

@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT), str(pathlib.Path(__file__).parent)]
 import sections  # noqa: E402
 
 from numdiff.kernels import check, figures  # noqa: E402
-from numdiff.kernels.operation import OPERATIONS  # noqa: E402
+from numdiff.kernels.operation import all_operations  # noqa: E402
 
 PACKAGES = {"numdiff": "numdiff", "numdiff.nn": "Models and autograd", "numdiff.diffusion": "Diffusion and samplers",
             "numdiff.training": "Training", "numdiff.data.dataset": "Datasets", "numdiff.evaluation": "Evaluation",
@@ -88,7 +88,7 @@ def kernel_files():
 def figures_of(module):
     """The versions and the measured figures of the operations that a module declares, as Markdown."""
     text = []
-    for record in OPERATIONS.values():
+    for record in all_operations():
         if record.module != module or not record.versions:
             continue
         rows = "\n".join(f"| {v.number} | {v.name} | {v.requires or 'any'} | {', '.join(v.dtypes or ['all'])} |"

@@ -43,7 +43,7 @@ from ..device.planned import CARDS
 from ..device.requires import required, supports
 from . import versions as names
 
-OPERATIONS: dict[str, "Operation"] = {}  # {name: Operation}, in the order of their declarations
+OPERATIONS: dict[str, "Operation"] = {}  # {name: Operation} of the modules that are imported
 
 
 class Version:
@@ -253,12 +253,12 @@ def lacks_multiple(width, count, what="elements"):
     return f"takes {width} {what} at a time, and {count} is not a multiple of {width}" if count % width else None
 
 
-def load_all():
-    """Import every module of numdiff.kernels, so that all operations are declared."""
-    package = __package__
-    for info in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
-        if not info.name.startswith((f"{package}.check", f"{package}.figures")):
+def all_operations():
+    """[Operation] of all modules of numdiff.kernels, which are imported; by name, the same order in every process."""
+    for info in pkgutil.walk_packages(importlib.import_module(__package__).__path__, f"{__package__}."):
+        if not info.name.startswith((f"{__package__}.check", f"{__package__}.figures")):
             importlib.import_module(info.name)
+    return [OPERATIONS[name] for name in sorted(OPERATIONS)]
 
 
 def first_on_device(values):

@@ -13,12 +13,11 @@ from numdiff.device.requires import requires
 from numdiff.kernels import bias, concat, elementwise, softmax
 from numdiff.kernels.check.records import cases_of
 from numdiff.kernels.check.run import Arrays, relative_error
-from numdiff.kernels.operation import OPERATIONS, Operation, Version, load_all, operation
+from numdiff.kernels.operation import OPERATIONS, Operation, Version, all_operations, operation
 from numdiff.kernels.problem import Problem, single
 from tests.conftest import where
 
-load_all()
-CASES = [(case, version) for record in OPERATIONS.values() for case in cases_of(record)
+CASES = [(case, version) for record in all_operations() for case in cases_of(record)
          for version in (None, *(v for v in case.versions if v is not None))]
 
 
@@ -37,7 +36,7 @@ def test_problem(engine, case, version):
         engine.check_equal(got, same)
 
 
-@pytest.mark.parametrize("record", OPERATIONS.values(), ids=lambda record: record.name)
+@pytest.mark.parametrize("record", all_operations(), ids=lambda record: record.name)
 def test_each_version_has_a_problem(record):
     run = {version for case in cases_of(record) for version in case.versions}
     assert {version.number for version in record.versions} <= run or not record.versions

@@ -18,7 +18,7 @@ from ...device import empty
 from ...device.planned import Planned, card_of
 from ...device.roof import Roof
 from ...errors import NumdiffError, UsageError
-from ...kernels.operation import OPERATIONS
+from ...kernels.operation import all_operations
 from ..costs import cost_of
 from ..kernels import Array, Measured, bench_call, call_with, for_each, versions_of
 from . import conv2d, linear, matmul, transformer
@@ -36,7 +36,7 @@ def problems():
     conv2d.add_problems(add)
     linear.add_problems(add)
     transformer.add_problems(add, rng, labels)
-    for record in OPERATIONS.values():
+    for record in all_operations():
         for problem in record.problems:
             if problem.measured:
                 versions = problem.versions and tuple(record.version(name).number for name in problem.versions)

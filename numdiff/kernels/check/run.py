@@ -16,7 +16,7 @@ from ...device.requires import supports
 from ...dtypes import is_half
 from ...emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupported
 from ...errors import NumdiffError, UsageError, near_miss
-from ..operation import OPERATIONS, load_all
+from ..operation import all_operations
 from ..versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
@@ -35,12 +35,11 @@ FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a v
 # in PTX: a fused multiply-add, or a product (`mul` without its own rounding) and a sum that ptxas may join to one; an
 # approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
-load_all()
 CASES = [case for group in (
     products_cases, grouped_cases, convolutions_cases,
     flash_cases, sla_cases, product_cases, stack_cases,
     gradient_cases, convolution_cases, fp8_cases, tf32_cases, level_cases) for case in group()]
-CASES += [case for record in OPERATIONS.values() for case in cases_of(record)]
+CASES += [case for record in all_operations() for case in cases_of(record)]
 CASES += bfloat16_cases(CASES)
 
 

@@ -2,22 +2,16 @@
 import inspect
 
 from ...errors import UsageError, near_miss
-from ..operation import OPERATIONS
+from ..operation import all_operations
 from . import lines_of
-
-
-def all_operations():
-    """[(operation, [name of each version])], in alphabetical order."""
-    from .. import check  # noqa: F401 - imports every module of kernels
-    return [(name, [version.name for version in record.versions]) for name, record in sorted(OPERATIONS.items())]
 
 
 def record_of(name):
     """The record of this name, or of this function; a `UsageError` for a name that no operation has."""
-    known, short = dict(all_operations()), name.removesuffix("_forward")
+    known, short = {record.name: record for record in all_operations()}, name.removesuffix("_forward")
     if short not in known:
         raise UsageError(f"there is no operation {name!r}{near_miss(name, known)}: numdiff kernels list prints them.")
-    return OPERATIONS[short]
+    return known[short]
 
 
 def description(name):
