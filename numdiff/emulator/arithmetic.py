@@ -1,7 +1,7 @@
 """Numba's operators on a CPU: which type an operation gives, how it rounds, where it wraps.
 
-The rules of promotion are Numba's, not NumPy's nor C's: int32 + int32 is int64, uint32 · uint32 is uint64, and
-float32 · int32 is float64, which is how float64 creeps into a kernel. `tests/emulator/test_operators.py` holds each
+The rules of promotion are Numba's, not NumPy's nor C's. int32 + int32 is int64, uint32 · uint32 is uint64, and float32
+· int32 is float64, which is how float64 enters a kernel unnoticed. `tests/emulator/test_operators.py` holds each
 operator on each pair of types against what Numba compiles. Where CUDA differs from a CPU, it is CUDA's result:
 
     x // 0, x % 0 of integers     0; so are both for the least int64 and -1

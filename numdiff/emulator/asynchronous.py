@@ -1,17 +1,17 @@
 """Operations that continue while threads run: what they still read and write, and when they are complete.
 
 An asynchronous instruction puts a `Pending` on the memory that it uses. As long as it is there, touching what it
-writes, or writing what it reads, is a fault. It completes as late as the rules allow: a copy with groups at the wait
-for its group, a copy with an mbarrier when no thread can continue without it, a wgmma at its wait. So a missing wait is
-detected every time, not only when a GPU happens to be slow.
+writes, or writing what it reads, is a fault. It completes as late as the rules allow. A copy with groups completes at
+the wait for its group, a copy with an mbarrier when no thread can continue without it, and a wgmma at its wait. So a
+missing wait is detected every time, not only when a GPU happens to be slow.
 
 It is not enough that an operation is complete: a thread must know it. A `Completion` lists the threads that waited for
 the end of an operation, and when. Only threads that come after one of them (in the order of races.py) may use its bytes
 again. So the `Pending` of an operation that is complete stays, with its `done`, until its bytes are used
 again.
 
-THE PROXIES. TMA and the tensor cores reach shared memory by another path than loads and stores: they are sure to see
-what a thread has stored only after a `fence.proxy.async` between the store and the instruction (PTX ISA, sections 8.5,
+THE PROXIES. TMA and the tensor cores reach shared memory by another path than loads and stores. They are only sure to
+see a thread's store after a `fence.proxy.async` between the store and the instruction (PTX ISA, sections 8.5,
 "Proxies", and 9.7.13.4, "membar / fence"). `Asynchronous.fence` notes such fences, `visible` asks for them.
 """
 from bisect import bisect_left

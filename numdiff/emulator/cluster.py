@@ -1,7 +1,8 @@
 """Clusters of blocks: addresses in the shared memory of another block, loads from there, the cluster's barrier.
 
-An address of the cluster's shared memory is one of a block's own shared memory, plus the block's rank + 1 from bit RANK
-on; an address of the block's own, with zeros there, is one as well (PTX ISA, section 5.1.7, "Shared State Space").
+An address of the cluster's shared memory is an address of a block's own shared memory, plus the block's rank + 1 from
+bit RANK on. An address of the block's own, with zeros there, is valid, too (PTX ISA, section 5.1.7, "Shared State
+Space").
 
 The blocks of a cluster run together (schedule.py). Their barrier joins what their threads have seen, so that races.py
 finds races between them. What a block does in the shared memory of another (loads, arrivals at an mbarrier, copies by

@@ -7,9 +7,9 @@ one by one.
     mma m16n8k16    D (16 × 8) = A (16 × 16) · B (16 × 8) + C, float16 in, float32 sums
     mma m16n8k8     D (16 × 8) = A (16 × 8) · B (8 × 8) + C, float16 or tf32 in, float32 sums
 
-The pattern behind all of them: an 8 × 8 matrix of 16-bit elements is spread over a warp so that lane l has two
-neighbours of row l // 4, which is what one matrix of `ldmatrix` gives. A is made of such matrices, its rows first; B
-too, but with its columns in the place of rows, which is why B is best stored as (N, K).
+All follow one pattern. An 8 × 8 matrix of 16-bit elements is spread over a warp so that lane l has two neighbours of
+row l // 4, as one matrix of `ldmatrix` gives. A is made of such matrices, its rows first; B too, but with its columns
+in the place of rows, which is why B is best stored as (N, K).
 
 SOURCE  PTX ISA, section 9.7.14.5, "Matrix multiply-accumulate operation using mma instruction": the fragment layouts,
 and "ldmatrix" there.

@@ -23,8 +23,8 @@ def choose(choice, noticed=None):
     """`min` or `max`; `noticed(name)` is called where it works in float64.
 
     Of two float32, or float64, it is PTX's instruction, which gives the number if one is NaN, and takes 0 for more than
-    -0. All else Numba compares in the type that both can become: the first stays unless a later
-    one is less or more, so that a NaN stays where it is first and is passed over elsewhere.
+    -0. All other functions Numba compares in the common type. The first argument stays unless a later one is less or
+    more, so a NaN in the first place stays, and elsewhere it is ignored.
     """
     largest = choice is max
 

@@ -1,8 +1,8 @@
 """What a launched kernel calls: its function rewritten, and each name in it bound to what it is here.
 
 rewrite.py turns a kernel's source into code that calls `__load`, `__store`, `__Add` and their kin. This file makes the
-functions behind these names, checked and counted as the machine's options say, and binds the names that a kernel finds
-in its module and its closure to their twins (namespace.py).
+functions behind these names, checked and counted according to the machine's options. It binds the names in a kernel's
+module and closure to their twins (namespace.py).
 """
 import operator
 import types

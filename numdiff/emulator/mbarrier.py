@@ -1,20 +1,20 @@
 """mbarriers: barriers in shared memory that count arrivals and bytes (PTX ISA, section 9.7.13.15, "mbarrier").
 
-A barrier has an expected count of arrivals. A phase is over when that many have come and its transaction count, the
-bytes announced (`expect_tx`) that have not yet come (`complete_tx`, done by TMA), is zero; the next one begins at once.
-A waiting thread names the parity of a phase: the wait for parity p ends as soon as the current phase has the other
-parity, so at once if the last phase that ended had parity p. A barrier begins in phase 0, so a wait for parity 1 gets
-through a fresh one: this is how a producer finds all its stages empty at the start.
+A barrier has an expected count of arrivals. A phase is over when that many have arrived and its transaction count is
+zero: the bytes announced (`expect_tx`) that have not yet arrived (`complete_tx`, done by TMA). The next phase begins at
+once. A waiting thread names the parity of a phase. The wait for parity p ends as soon as the current phase has the
+other parity; it ends at once if the last completed phase had parity p. A barrier begins in phase 0, so a wait for
+parity 1 gets through a fresh one: this is how a producer finds all its stages empty at the start.
 
-ORDER. An arrival releases and a successful wait acquires: a thread that waited for a phase comes after all that the
-threads that arrived in it had done (vector clocks, see races.py), and after the copies whose bytes it counted
-(`Completion`). Threads of another block of the cluster may arrive, too; what they had done then comes before all that
-the whole block of the waiting thread does from there on, as blocks know of each other as a whole only.
+ORDER. An arrival releases and a successful wait acquires. A thread that waited for a phase comes after all earlier work
+of the threads that arrived in it (vector clocks, see races.py), and after the copies whose bytes it counted
+(`Completion`). Threads of another block of the cluster may arrive, too. Their earlier work then precedes all later work
+of the waiting thread's whole block, since blocks are ordered only as a whole.
 
-FAULTS, of the kind "mbarrier" unless noted: a barrier that is not initialised, or whose initialisation is not ordered
-before the thread; more arrivals than the count; bytes that come unannounced, at the line of their copy; a phase that
-ends while a thread has not yet looked at the one before; a parity that is not 0 or 1. A wait that never ends is a
-"deadlock", which names the barrier, its phase and what is missing.
+FAULTS, of the kind "mbarrier" unless noted: a barrier that is not initialised, or initialised without an order before
+the thread; more arrivals than the count; unannounced bytes, at the line of their copy; a phase that ends before a
+thread has observed the previous one; a parity that is not 0 or 1. A wait that never ends is a "deadlock", which names
+the barrier, its phase and what is missing.
 
 Named barriers (`bar.sync`, `bar.arrive`: section 9.7.13.1, "barrier") are here too.
 """

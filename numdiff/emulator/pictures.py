@@ -8,9 +8,9 @@
     pictures.tma_box(tracer.copies[0]).save("box.png")
     pictures.mma(tracer.products[0], lane=5).save("values.svg")   # the same, with the numbers
 
-Each is drawn from what the emulator itself computes with: the layouts of fragments.py and wgmma_layouts.py, the
-registers of a product, the bytes that a copy has brought to shared memory, the tensor map of a copy. See drawing.py for
-what a `Picture` can do.
+Each is drawn from the emulator's own data: the layouts of fragments.py and wgmma_layouts.py, the registers of a
+product, the bytes that a copy wrote to shared memory, the tensor map of a copy. See drawing.py for what a `Picture` can
+do.
 """
 import numpy as np
 

@@ -5,9 +5,9 @@ clock of thread u whose accesses t is known to come after. A barrier joins what 
 clocks. An access by u at clock c is ordered before t's if t.seen[u] >= c. (Flanagan and Freund, "FastTrack", PLDI 2009;
 a barrier of the whole block makes one list that all its threads share.)
 
-Blocks are ordered by the barriers of the grid and of their cluster, and by atomics: each atomic operation of a thread
-publishes what it had seen at its last threadfence(), to the blocks whose atomics come later at the same place
-(`Memory.released`), or that see its result in the condition of a `while` loop.
+Blocks are ordered by the barriers of the grid and of their cluster, and by atomics. Each atomic operation of a thread
+publishes all that the thread had seen at its last threadfence(). It does so to blocks with a later atomic at the same
+place (`Memory.released`), or with its result in the condition of a `while` loop.
 """
 from .memory import GLOBAL, MANY_READS
 

@@ -89,8 +89,8 @@ def source_tree(function):
 
 
 def quick_tree(code):
-    """The same, from the first line of a definition to the next one that is not indented more; None or a `SyntaxError`
-    where that is not it: a string or parentheses may reach further."""
+    """The same, from the first line of a definition to the next one that is not indented more. None or a `SyntaxError`
+    if that is wrong: a string or parentheses may reach further."""
     linecache.checkcache(code.co_filename)
     lines, start = linecache.getlines(code.co_filename), code.co_firstlineno - 1
     if not 0 <= start < len(lines):

@@ -2,11 +2,11 @@
 
 A thread, which is a greenlet (threads.py), runs until it must wait: at a barrier, for the other lanes of its warp, for
 an mbarrier. Then the next one runs. Nothing is ever preempted (a `while` loop that spins gives others a turn), so a
-launch is deterministic, and the order in which threads take their turns (forward, reversed, or shuffled by a seed) is
-an option: a correct kernel gives the same bits in each.
+launch is deterministic. The order of the threads' turns (forward, reversed, or shuffled by a seed) is an option: a
+correct kernel gives the same bits in each.
 
-Blocks run one after another, those of a cluster together; the next one starts early only when all that have started
-wait for something that none of them can provide, as at a grid-wide barrier.
+Blocks run one after another, those of a cluster together. The next one starts early only if all started blocks wait for
+something that none of them can provide, as at a grid-wide barrier.
 """
 import random
 

@@ -1,8 +1,8 @@
 """Signatures of kernels and of device functions: which one a call takes, and what becomes of its arguments.
 
-A signature is made of Numba's types, so that Numba has been imported where there is one. Its own rules say which types
-can be converted, and how well: of several signatures that fit, Numba takes the one with the fewest unsafe conversions,
-then the fewest safe ones, then the fewest promotions.
+A signature is made of Numba's types, so that Numba has been imported where there is one. Its own rules give the
+possible conversions and their quality. Of several signatures that fit, Numba takes the one with the fewest unsafe
+conversions, then the fewest safe ones, then the fewest promotions.
 """
 import enum
 import functools

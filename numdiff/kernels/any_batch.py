@@ -1,9 +1,9 @@
 """The same bits for an image in any batch.
 
-A sum's bits depend on how it is cut into partial sums, and launchers cut by the size of the whole problem: a batch of
-one image fills a GPU only if long sums are split, a batch of 32 fills it without. Within `any_batch(rows)` launchers
-choose versions, tiles and splits as if the batch always had `ASSUMED` rows, so that an image's result is the same alone
-as among others. Sampling does this; training, whose batch size is fixed, does not need to.
+A sum's bits depend on its split into partial sums, and launchers split by the size of the whole problem. A batch of one
+image fills a GPU only with split sums; a batch of 32 fills it without. Within `any_batch(rows)` launchers choose
+versions, tiles and splits as if the batch always had `ASSUMED` rows, so that an image's result is the same alone as
+among others. Sampling does this; training, whose batch size is fixed, does not need to.
 
 SOURCE
     plain bookkeeping; that a sum's bits depend on its order: Goldberg 1991, "What every computer scientist should know
@@ -48,8 +48,8 @@ def any_batch(rows):
 
 @contextlib.contextmanager
 def many_evaluations():
-    """Within the context, in which no weight may change, what `evaluated` calls gets processes where one evaluation
-    takes long, and each keeps what it has made of the weights (`kept`): on the CPU engine."""
+    """Within the context no weight may change. Functions called by `evaluated` get processes if one evaluation takes
+    long, and each process keeps what it has computed from the weights (`kept`): on the CPU engine."""
     outer, _known.forks, _known.made = (_known.forks, _known.made), {}, {}
     try:
         yield
@@ -75,7 +75,7 @@ def evaluated(function, x, *others, whole=False):
     """function(x, *others), an array with a row for each sample, with the same bits for a sample in any batch.
 
     x, others: arrays with a row for each sample, or None. On the CPU engine each core takes some of the samples through
-    the whole function: a model has hundreds of operations, and cores that shared each of them would wait for each other
+    the whole function. A model has hundreds of operations: cores that shared each of them would wait for each other
     hundreds of times. Within `many_evaluations` they are processes, where a first sample alone shows that this pays.
     whole: call the function once, from this thread
     """
@@ -113,8 +113,8 @@ def blocks(rows, least):
     """How many samples the CPU engine multiplies at a time, if each has `rows` rows; None: any number. The caller pads
     a short last block with zeros (`filled`).
 
-    BLAS picks its inner loops by the extents, so products of different extents differ in their last bits; within one
-    product a row's bits do not depend on its place if the number of rows is a multiple of 16, where `rows_are_alike`.
+    BLAS picks its inner loops by the extents, so products of different extents differ in their last bits. Within one
+    product a row's bits do not depend on its place if the number of rows is a multiple of 16 and `rows_are_alike`.
     least: a power of two, the rows below which a product would be slow; samples whose rows do not divide it are taken
     one by one.
     """
@@ -125,8 +125,8 @@ def blocks(rows, least):
 
 @functools.cache
 def rows_are_alike():
-    """Whether this machine's BLAS gives equal rows of a product equal bits wherever they are: OpenBLAS's kernels for
-    AVX-512 do, those for AVX2 take twelve rows at a time, of which the last six are added up in another order."""
+    """Whether this machine's BLAS gives equal rows of a product equal bits at every place. OpenBLAS's kernels for
+    AVX-512 do. Those for AVX2 take twelve rows at a time, and add up the last six of them in another order."""
     rng = np.random.default_rng(0)
     row, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 192), (96, 192)))
     product = np.matmul(row.repeat(64, axis=0), weight.T)

@@ -15,8 +15,8 @@ from ..device.threads import kept
 
 @cuda.jit(device=True)
 def divide(a, b):
-    """(a // b, a % b) of two numbers ≥ 0, in 32 bits: Python's own signed // becomes a 64-bit division, several times
-    slower on a GPU, and convolutions divide wherever a flat index becomes row, column and channel."""
+    """(a // b, a % b) of two numbers ≥ 0, in 32 bits. Python's own signed // becomes a 64-bit division, several times
+    slower on a GPU, and convolutions divide for each flat index that becomes row, column and channel."""
     quotient = int32(uint32(a) // uint32(b))
     return quotient, int32(a - quotient * b)
 

@@ -252,8 +252,8 @@ def linear_gate_forward(x, weight, bias, residual, gate):
 
 
 def linear_gate_supports(x, gate, *weights):
-    """True where a layer on x (B, T, K), with one of these weights, takes `gate` and a residual like its result, and it
-    pays: a block has several tiles, so that the residual arrives while another is multiplied."""
+    """True if a layer on x (B, T, K), with one of these weights, supports `gate` and a residual like its result, and it
+    pays. It pays if a block has several tiles, so that the residual is loaded while another tile is multiplied."""
     tiles = -(-x.shape[0] * x.shape[1] // 128) * min(-(-weight.shape[0] // 192) for weight in weights)
     return (all(activation_supports(x, *weight.shape) for weight in weights) and x.shape[1] % 16 == 0
             and gate.dtype == x.dtype and as_columns(gate).flat.offset % 4 == 0

@@ -13,12 +13,12 @@
         return y
 
 The decorated function is called with arrays. NumPy arrays go to the reference. Device arrays go to the function, whose
-`version` is then a `Version`: the last of the list that fits, or the one that the caller has named, by its name
+`version` is then a `Version`. It is the last of the list that fits, or the one that the caller has named, by its name
 (`version="vectorised"`) or by its number (`version=3`). `softmax_forward.operation` is the record.
 
-An operation whose choice is more than a list, such as a cost model of tiles, is declared with `chooses=True`: the
-function's `version` is then the number of the version that the caller has named, or None, and the function chooses.
-An operation without versions, such as one that only calls others, has no parameter `version`.
+An operation with another choice than a list, such as a cost model of tiles, is declared with `chooses=True`. The
+function's `version` is then the number of the version that the caller has named, or None, and the function chooses. An
+operation without versions, such as one that only calls others, has no parameter `version`.
 
 WHO READS THE RECORDS
     this module                  the choice of a version, the ceilings of `at_most`, the messages of what does not fit

@@ -267,7 +267,7 @@ def first_scores(r, q, q_ninth, k, zeros, T, c):
 
 @cuda.jit(device=True, forceinline=True)
 def add_tile(r, q, q_ninth, k, v, zeros, left, c, keys, ahead, ahead_parity):
-    """One round of the main loop: the scores of a tile at k, of whose keys `left` exist, and with them under way the
+    """One round of the main loop. It computes the scores of a tile at k, of whose keys `left` exist, and meanwhile the
     outputs of the tile before, whose P is packed and whose values are at v. Returns what rescales the outputs.
 
     ahead, ahead_parity: the stage after this one, which is waited for here if it has keys

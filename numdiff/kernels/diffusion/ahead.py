@@ -1,10 +1,10 @@
 """What the steps of a sampler need from their timesteps, made for many steps at a time.
 
 A model sees a step's timestep and its images' classes through a small network that knows nothing of the image: the
-conditioning. For the 32 rows of one step each of its products, one for every block of the model, only reads its weights
-for a few microseconds; for the rows of fifty steps together it takes little longer. So a sampler computes the
-conditioning of many steps ahead, and each step takes its own. Only the device knows which step that is, because a
-recorded step is replayed.
+conditioning. For the 32 rows of one step each of its products, one for every block of the model, takes a few
+microseconds, in which it only reads its weights. For the rows of fifty steps together it takes little longer. So a
+sampler computes the conditioning of many steps ahead, and each step takes its own. Only the device knows which step
+that is, because a recorded step is replayed.
 
 MATHEMATICS
     timesteps ahead   begin = step; t[k · R + r] = table[step + k, 0]        of R rows a step, the K steps to come; past

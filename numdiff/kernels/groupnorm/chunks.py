@@ -67,7 +67,7 @@ def mean_and_squares(first, count, s, q):
     """Mean and Σ (x - mean)² of `count` values from s = Σ (x - first) and q = Σ (x - first)².
 
     `first` is one of the values, therefore (first - mean)² ≤ Σ (x - mean)² and q is at most (1 + count) times the
-    result: the subtraction cannot cancel more than that, whatever the mean.
+    result. So the subtraction cannot cancel more than that, for any mean.
     """
     return first + s / count, max(q - s * s / count, float32(0))
 

@@ -9,9 +9,9 @@ A warp has PART neighbouring channels, eight a thread. A turn of a warp is PIXEL
 A tile is one part, or as many as make whole groups; a part has a team of warps, each with its pixels of a turn.
 
 Every thread brings two sums for each of its eight channels. In a warp the threads of one channel exchange halves of
-what they have, 4 + 2 + 1 shuffles for each of the two, until each lane has both sums of one channel: of channel lane &
-(PART - 1) of the part, once they are in shared memory. There each warp adds up those of all warps for itself, so one
-barrier is enough; where blocks of a cluster share the pixels, those of all blocks, one exchange later.
+their sums, 4 + 2 + 1 shuffles for each of the two, until each lane has both sums of one channel: channel lane & (PART -
+1) of the part, once they are in shared memory. There each warp adds up those of all warps for itself, so one barrier is
+enough; where blocks of a cluster share the pixels, those of all blocks, one exchange later.
 
 SOURCE
     one_pass.py

@@ -1,9 +1,9 @@
 """The operand arguments of every rung: the strides of its matrices.
 
 A GEMM never needs to copy its operands into shape. It receives, for each operand, the stride in elements from one row
-to the next and from one column to the next; a transpose swaps the two, and a batch adds two more distances: from
-one image to the next (outer) and, within it, from one head to the next (inner). So attention multiplies slices of a
-packed qkv array in place.
+to the next and from one column to the next. A transpose swaps the two. A batch adds two strides: from one image to the
+next (outer) and, within it, from one head to the next (inner). So attention multiplies slices of a packed qkv array in
+place.
 
 ARGUMENTS OF EVERY KERNEL
     a, b, c    flat float32 arrays that start at the first matrix

@@ -28,8 +28,9 @@ def unused(x):
 
 @cuda.jit(device=True, forceinline=True)
 def write_fragment(c, start, a0, a1, a2, a3, row, column, lane, shape, bias, epilogue):
-    """A fragment's four accumulators as float32. A lane has two of `row` and two of the row 8 below, so it gives one
-    pair to its neighbour and gets another: even lanes write 16 bytes of `row`, odd ones of the row below.
+    """A fragment's four accumulators as float32. A lane has two elements of `row` and two of the row 8 below. It
+    exchanges one pair with its neighbour, so that even lanes write 16 bytes of `row`, and odd ones 16 bytes of the row
+    below.
 
     row: of the lane; column: where the fragment's 8 columns begin; shape: has M and N
     """

@@ -158,8 +158,8 @@ def nearest(word):
     the two nearest; an infinity becomes a NaN).
 
     8193·x, rounded, has lost the last 13 bits of x, and less 8192·x it is x without them. Two multiply-adds, of which a
-    multiprocessor does 128 a clock; cvt.rna.tf32 is compiled to a comparison and an addition under a predicate, half as
-    fast, and where fragments come from pairs it drags two moves along.
+    multiprocessor does 128 a clock. cvt.rna.tf32 is compiled to a comparison and an addition under a predicate, half as
+    fast, and adds two moves if fragments come from pairs.
     """
     x = float_of(word)
     return word_of(cuda.fma(x, float32(-8192), cuda.fma(x, float32(8192), x)))

@@ -103,8 +103,8 @@ producer_registers, consumer_registers = make_setmaxnreg(40, False), make_setmax
 def produce(maps, rings, p):
     """The producer, one thread: loads each tile of k and v by TMA, and with it all tiles of q, dy and y.
 
-    It waits for a buffer of k and v until both consumers have stored what took its place, for a stage of q and dy until
-    both have made their dq, for y until its sums D are made.
+    It waits for a buffer of k and v until both consumers have stored the results that took its place, for a stage of q
+    and dy until both have computed their dq, and for y until its sums D are computed.
     """
     stage, parity = producer_start()
     buffer, k_parity = producer_start()

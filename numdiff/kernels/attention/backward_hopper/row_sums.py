@@ -1,9 +1,9 @@
 """D of each query for flash attention's backward, D = Σ dy · y, and L: by two warps, concurrently with the products.
 
-dy is in shared memory for the products already; y comes there for this alone, so each number of both is read from
-memory once, and neither a separate kernel nor an array for D is needed (../reference.py derives D). L is the logsumexp
-in units of ln 2, as `probability` wants it.
-HS // 16 · 2 lanes share a row, eight numbers each at a time; their sums meet by shuffles.
+dy is in shared memory for the products already, and y is loaded for this alone. So each element of both is read from
+memory once, and no separate kernel and no array for D are needed (../reference.py derives D). L is the logsumexp in
+units of ln 2, as `probability` wants it. HS // 16 · 2 lanes share a row, eight numbers each at a time; their sums meet
+by shuffles.
 
 SOURCE
     ../reference.py; Dao 2023, "FlashAttention-2", arXiv:2307.08691, algorithm 2, which makes D first; PTX ISA, section

@@ -1,13 +1,14 @@
 """Sparse-linear attention: softmax attention to the blocks of keys that matter, linear attention to the rest.
 
-Each block of 64 queries chooses some blocks of 64 keys by the products of their means. To these it attends as flash
-attention does; all other keys it meets only through sums that are there once for the whole image, from which those of
-the chosen blocks are taken away. So time grows with the chosen share of T², and training teaches the model to live with
+Each block of 64 queries chooses some blocks of 64 keys by the products of their means. A query attends to these as in
+flash attention. All other keys enter only through sums, computed once for the whole image, from which those of the
+chosen blocks are subtracted. So time grows with the chosen share of T², and training teaches the model to live with
 it: the linear part passes through a layer that starts from zero.
 
-The linear part has two definitions. By default it leaves out the chosen blocks, as in the branch SLA-1 of the authors'
-code (github.com/thu-ml/SLA); with `all_keys` it takes all keys, as in their branch main, and weights tuned with one do
-not fit the other. The paper's third category, negligible blocks that are skipped, is in neither branch, nor here.
+The linear part has two definitions. By default the linear part leaves out the chosen blocks, as in the branch SLA-1 of
+the authors' code (github.com/thu-ml/SLA). With `all_keys` it takes all keys, as in their branch main. Weights tuned
+with one do not fit the other. The paper's third category, negligible blocks that are skipped, is in neither branch, nor
+here.
 
 Read the files in this order.
 

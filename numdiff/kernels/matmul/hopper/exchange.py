@@ -2,8 +2,8 @@
 
 They are the residual of a gated product, and u of GELU' and of SwiGLU's backward. A thread of the producer's warpgroup,
 one for each consumer (CUTLASS: an epilogue load warp, which here stores, too), loads them by TMA while the product is
-made, and stores the results as soon as the consumer has left them in the tile's place. So no consumer waits for memory,
-neither for what comes nor for what goes.
+computed. It stores the results as soon as the consumer has left them in the tile's place. So no consumer waits for
+memory, neither for what comes nor for what goes.
 
 TWO BARRIERS A TILE: `loaded`, on which TMA counts bytes, and `ready`, at which the consumer's four warps arrive.
 
@@ -56,8 +56,8 @@ def return_tiles(count, again, eight, tile, maps, x, y):
 
 @cuda.jit(device=True, forceinline=True)
 def exchange(paired, count, again, eight, consumer, blocks, unit, stride, staging, maps, work):
-    """One thread brings the tiles of `maps.d` that a consumer needs in its epilogue, and takes its results to
-    `maps.c`: one for each block of 64 columns, or `count` (u1 and u2, du1 and du2).
+    """One thread loads the tiles of `maps.d` that a consumer needs in its epilogue, and stores its results to `maps.c`:
+    one for each block of 64 columns, or `count` (u1 and u2, du1 and du2).
 
     again: one tile comes, u, and two go; the second, GELU(u), goes to where u came from, which no other block reads
 

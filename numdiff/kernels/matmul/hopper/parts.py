@@ -32,8 +32,8 @@ def add_part(acc, parts, at):
 
 @cuda.jit(device=True, forceinline=True)
 def join_parts(acc, tile, consumer, parts, counters, staging, group):
-    """Leave a warpgroup's part of a tile that was cut, and count it; whether it is the last one, which then has the
-    sum of all parts in its accumulators, added up in their order."""
+    """Write a warpgroup's part of a split tile, and count it. Returns whether it is the last-arriving one, which then
+    has the sum of all parts in its accumulators, added up in their order."""
     thread, barrier = int32(cuda.threadIdx.x % WARPGROUP), uint32(consumer + 1)
     number, count = int32(tile.number - group.whole), parts_of(tile.number, group)
     size = int32(BM * BN // 2)  # of a warpgroup's part

@@ -8,8 +8,8 @@ them.
 Chunk j, of 16 bytes, of row r of a tile is at j ^ (r % 8), the swizzle of 128 bytes that TMA expects: a warp's words
 fall into 32 different banks.
 
-A tile's bias goes through shared memory, too: each thread loads two numbers of it before the main loop, so that they
-arrive meanwhile, and leaves them there after it, for all threads of the warpgroup.
+A tile's bias goes through shared memory, too. Each thread loads two elements of it before the main loop, so that they
+arrive meanwhile, and stores them there after it, for all threads of the warpgroup.
 
 SOURCE
     PTX ISA, section 5.5.7 (swizzling modes).

@@ -93,8 +93,8 @@ def workers_of(multiprocessors, paired):
 def schedule(tiles, slices, k_tiles, blocks):
     """How `blocks` blocks share the sums of `tiles` tiles: (steps of a slice, slices, units with a block of their own).
 
-    Where all slices but the last find a block each, they are made longer and the last shorter: each of the remaining
-    blocks takes several of those, in the time of one of the others.
+    If all slices but the last get one block each, these are made longer and the last shorter. Each of the remaining
+    blocks then takes several last slices, in the time of one of the others.
     """
     alone, steps = (slices - 1) * tiles, -(-k_tiles // slices)
     if 0 < alone < blocks < slices * tiles:

@@ -7,10 +7,10 @@
     tma_store.py            level 5  TMA stores the results
 
 Each is a complete kernel for the simplest case: whole tiles, one layout, and an epilogue that only rounds to float16.
-What a level writes out may be a word of device/ from the next one on: level 1 a step's products, from the descriptors
-to the commit (`multiply`, device/wgmma.py), level 3 the ring of stages with its barriers (device/pipeline.py). So two
-files side by side show one change: diff persistent.py tma_store.py.
-The models run ../hopper/, which handles every shape and layout; here its ideas come one at a time.
+Code that a level writes out may be a function of device/ from the next level on: level 1 a step's products, from the
+descriptors to the commit (`multiply`, device/wgmma.py), level 3 the ring of stages with its barriers
+(device/pipeline.py). So two files side by side show one change: diff persistent.py tma_store.py. The models run
+../hopper/, which handles every shape and layout; here its ideas come one at a time.
 
 VERSIONS
     v1 one-tile, v2 double-buffered, v3 warp-specialised, v4 persistent, v5 tma-store: the levels.
