@@ -18,10 +18,11 @@ source into a function that calls them.
 from .counts import Recorder, count
 from .device_arrays import EmulatedArray
 from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
-from .host import device
+from .host import device, install, uninstall
 from .launch import CHECKS, ORDERS, Emulator, Float64Warning
 from .namespace import twin
 from .trace import Tracer, trace
 
 __all__ = ["CHECKS", "ORDERS", "EmulatedArray", "Emulator", "Fault", "Float64Warning", "KernelFault", "LaunchRefused",
-           "Place", "Recorder", "Tracer", "Unsupported", "count", "device", "trace", "twin"]
+           "Place", "Recorder", "Tracer", "Unsupported", "count", "device", "install", "trace", "twin",
+           "uninstall"]

@@ -354,3 +354,24 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+
+
+_installed = []  # contexts that `install` has entered
+
+
+def install(**options):
+    """Enter `device(**options)` until `uninstall()`, or the program's end; returns the emulator.
+
+    At the top of a program, or of a conftest.py, before modules are imported whose kernels have signatures: Numba would
+    compile those for a GPU while it imports them.
+    """
+    context = device(**options)
+    machine = context.__enter__()
+    _installed.append(context)
+    return machine
+
+
+def uninstall():
+    """Leave what the last `install` has entered."""
+    if _installed:
+        _installed.pop().__exit__(None, None, None)

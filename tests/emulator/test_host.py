@@ -40,6 +40,23 @@ def test_functions_imported_by_name_come_to_the_emulator():
     assert to_device is original and cuda.to_device is original
 
 
+def test_an_emulator_that_is_installed():
+    original = cuda.to_device
+    gpu = emulator.install(float64=True)
+    try:
+        @cuda.jit("void(float32[:])")
+        def double_all(x):
+            x[cuda.threadIdx.x] *= 2
+        x = cuda.to_device(np.ones(3, np.float32))
+        with emulator.device(order="reversed") as inner:
+            assert isinstance(cuda.to_device(x.copy_to_host()), EmulatedArray) and inner is not gpu
+        double_all[1, 3](x)
+        assert x.copy_to_host().tolist() == [2] * 3
+    finally:
+        emulator.uninstall()
+    assert cuda.to_device is original
+
+
 def test_a_reduction_before_any_launch(gpu):
     assert cuda.reduce(lambda a, b: a + b)(np.arange(5.0)) == 10
 
