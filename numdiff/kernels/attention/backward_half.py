@@ -273,7 +273,8 @@ ROW_NUMBERS = Constant(lambda G: 2 * G)
 STAGE = Constant(lambda ROW_NUMBERS, QUERIES: ROW_NUMBERS + QUERIES * NUMBERS)  # bytes of a stage
 DS = Constant(lambda STAGES, STAGE: STAGES + 2 * STAGE)
 GROUPS = Constant(lambda QUERIES: QUERIES // 16)  # of a tile's queries, one a warp
-PARTS = Constant(lambda WARPS, GROUPS: WARPS // GROUPS)  # of dq's columns, for the other warps
+PARTS = Constant(lambda M, WARPS, GROUPS: max(M, WARPS // GROUPS))  # of dq's columns, for the other warps
+TURNS = Constant(lambda PARTS, WARPS, GROUPS: PARTS * GROUPS // WARPS)  # parts of a warp, one after the other
 PAIRS = Constant(lambda HS, PARTS: HS // 16 // PARTS)  # pairs of fragments of dq in a warp
 NINTH = Constant(lambda HS: HS == 72)
 DQ = Constant(lambda PAIRS, NINTH: PAIRS * 8 + (4 if NINTH else 0))
@@ -306,7 +307,7 @@ class Lane(NamedTuple):
 @cuda.jit(device=True, forceinline=True)
 def head_again(problem):
     """`head_of` once more: between two uses it would take seven registers."""
-    head, image, heads = opaque(int32(cuda.blockIdx.y)), int32(cuda.blockIdx.z), int32(cuda.gridDim.y)
+    head, image, heads = opaque(int32(cuda.blockIdx.y)), opaque(int32(cuda.blockIdx.z)), int32(cuda.gridDim.y)
     return Head(int64(image) * problem.T * problem.width + head * problem.head_step,
                 (int64(image) * problem.T * heads + head) * HS, heads * HS, (int64(image) * heads + head) * problem.T)
 
@@ -405,9 +406,9 @@ def add_queries(r, shared, k_tile, stage, first, exist, c, t):
 
 
 @cuda.jit(device=True, forceinline=True)
-def sum_dq(accumulators, dq, k_tile, problem, first, exist, fresh, is_partial, t):
+def sum_part_of_dq(accumulators, dq, k_tile, problem, first, exist, fresh, is_partial, turn, t):
     """dq of a tile of queries, summed over the block's keys: the warp's 16 queries, and its part of the columns."""
-    lane, group, side = int32(t % WARP), int32(t // WARP % GROUPS), int32(t // WARP // GROUPS)
+    lane, group, side = int32(t % WARP), int32(t // WARP % GROUPS), int32(t // WARP // GROUPS + turn * (PARTS // TURNS))
     ds_rows = k_tile + int32(DS + by_chunk(lane, DS_PITCH) + group * 32)  # dS of the warp's 16 queries
     k_columns = k_tile + int32(by_row(lane, PITCH) + side * (PAIRS * 32))  # its part of k's columns
     if first + group * 16 < problem.T:
@@ -430,6 +431,14 @@ def sum_dq(accumulators, dq, k_tile, problem, first, exist, fresh, is_partial, t
                 write_dq(dq, row + 8 * n, query < problem.T, accumulators, 4 * n, problem.scale, fresh, lane)
         if last:
             write_dq(dq, row + 16 * PAIRS, query < problem.T, accumulators, 8 * PAIRS, problem.scale, fresh, lane)
+
+
+@cuda.jit(device=True, forceinline=True)
+def sum_dq(accumulators, dq, k_tile, problem, first, exist, fresh, is_partial, t):
+    """dq of a tile of queries, summed over the block's keys: the warp's 16 queries, and its parts of the columns."""
+    sum_part_of_dq(accumulators, dq, k_tile, problem, first, exist, fresh, is_partial, 0, t)
+    if TURNS > 1:
+        sum_part_of_dq(accumulators, dq, k_tile, problem, first, exist, fresh, is_partial, 1, opaque(t))
 
 
 @cuda.jit(device=True, forceinline=True)

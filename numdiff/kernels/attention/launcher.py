@@ -56,8 +56,9 @@ forward_kernels_v2 = Variants(itertools.product(HEAD_SIZES, (4, 2)), lambda key:
 backward_kernels_v2 = Variants(HEAD_SIZES, backward.make_backward)
 forward_kernels_v3 = Variants(itertools.product(HEAD_SIZES + WIDE_HEADS, (1, 2)),
                               lambda key: forward_half.make_forward(*key))
-backward_kernels_v3 = Variants([*((HS, *shape) for HS in HEAD_SIZES for shape in ((1, 4), (2, 8))), (128, 1, 4),
-                                (128, 1, 8)],  # head size, fragments of keys a warp, warps
+HALF_TILES = (1, 4), (2, 4), (1, 8), (2, 8)  # fragments of keys a warp, and warps, of version 3's backward
+backward_kernels_v3 = Variants([*((HS, *tile) for HS in HEAD_SIZES for tile in ((1, 4), (2, 4), (2, 8))),
+                                (128, 1, 4), (128, 1, 8)],
                                lambda key: backward_half.make_backward(*key))
 forward_kernels_v4 = Variants(HEAD_SIZES, forward_tf32_bf16.make_forward)
 backward_kernels_v4 = Variants(HEAD_SIZES, backward_tf32_bf16.make_backward)
@@ -108,7 +109,7 @@ def choose_queries(batch, T, multiprocessors):
 
 def choose_tile(HS, T, limit):
     """(fragments of keys a warp, warps) of a block of version 3's backward; None if neither finds the shared memory."""
-    fit = [shape for shape in ((1, 4), (1, 8), (2, 8)) if (HS, *shape) in backward_kernels_v3
+    fit = [shape for shape in HALF_TILES if (HS, *shape) in backward_kernels_v3
            and backward_half.shared_bytes(HS, *shape) <= limit]
     return None if not fit else fit[0] if T <= KEYS else fit[-1]
 

@@ -52,6 +52,7 @@ def flash_cases():
         yield from case(HS, heads=heads, order=order, versions=(1, 3), half=True)
         yield from case(HS, heads=heads, order=order, versions=(5,), half=True, multiprocessors=1)
         yield from case(HS, versions=(3,), queries=128, tile=(2, 8), half=True)
+        yield from case(HS, versions=(3,), tile=(2, 4), passes=("backward",), half=True)
     yield from case(128, versions=(3,), tile=(1, 4), half=True)
     yield from case(128, versions=(3,), queries=128, tile=(1, 8), half=True)
     yield from case(32, T=66, versions=(2,), warps=2, chunks=(2, 1))  # two tiles of keys, two blocks of queries

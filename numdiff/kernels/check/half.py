@@ -350,16 +350,17 @@ def convolution_cases():
 
         yield Case("conv2d_input_gradient" if flipped else "conv2d", operands(2, 3, 8, 8, 3), in_tile,
                    tolerance=HALF_TOLERANCE, label=f"float16, mma, segments of {seg}, {64 * frags} pixels")
-    for only in mma_halo_gradient.KERNELS:
-        def weight_in_tile(a, v, only=only):
+    for *only, sums in mma_halo_gradient.KERNELS:
+        def weight_in_tile(a, v, only=tuple(only), sums=sums):
+            dbias = a.dbias if sums else None
             if is_device(a.x):
-                mma_halo_gradient.halo_weight_gradient(a.dy, a.x, a.dweight, only=only)
+                mma_halo_gradient.halo_weight_gradient(a.dy, a.x, a.dweight, dbias=dbias, only=only)
             else:
-                conv2d.conv2d_backward_reference(a.dy, a.x, a.weight, a.dweight, need_dx=False)
-            return (a.dweight,)
+                conv2d.conv2d_backward_reference(a.dy, a.x, a.weight, a.dweight, dbias, need_dx=False)
+            return (a.dweight, a.dbias)
 
         yield Case("conv2d_weight_gradient", operands(2, 3, 8, 8, 3), weight_in_tile, tolerance=HALF_TOLERANCE,
-                   label=f"float16, mma, segments of {only[0]}, {only[1]} stages")
+                   label=f"float16, mma, segments of {only[0]}, {only[1]} stages{', and sums' * sums}")
 
     # by mma.sync, and with few channels on one side: from 3, from 5, to 3
     for version, (h, w, c, n, size, stride) in ((4, (3, 2, 8, 8, 1, 2)), (3, (2, 3, 3, 8, 3, 1)),

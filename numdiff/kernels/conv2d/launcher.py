@@ -285,10 +285,10 @@ def _half_gradients(dy, x, weight, dweight, dbias, stride, version, need_channel
                                       accumulate=accumulate)
     dchannel, dbias = _sums(dy, dbias, need_channel)
     summed = version == 3 and narrow_half_weight_gradient(dy, x, _to_add_to(dweight, accumulate), dbias)
-    if dbias is not None and not summed:
+    if dbias is not None and not summed and version != 4:
         column_sum(dy, dbias)
     if version == 4:
-        mma_weight_gradient(dy, x, dweight, stride, accumulate)
+        mma_weight_gradient(dy, x, dweight, stride, accumulate, dbias)
     elif version == 1:
         _weight_gradient(dy, x, dweight, stride, 1, accumulate)
     return dchannel

@@ -45,6 +45,7 @@ from ...device.tensor_core import (
 )
 from ...dtypes import is_half
 from ..common import divide, no_numbers
+from ..reduce import column_sum
 from .direct import Added, Addends, Geometry
 from .flip import TRANSPOSE, flip_weight_kernel
 from .mma_halo import halo_forward
@@ -325,11 +326,13 @@ def mma_input_gradient(dy, weight, dx, stride, residual=None):
     return mma_forward(dy, flipped, None, dx, 1, residual=residual, spread=stride)
 
 
-def mma_weight_gradient(dy, x, dweight, stride, accumulate=True):
-    """dweight += …, or = …"""
+def mma_weight_gradient(dy, x, dweight, stride, accumulate=True, dbias=None):
+    """dweight += …, or = …; dbias +=, unless it is None."""
     if dweight.shape[1] == 3 and stride == 1:
-        halo_weight_gradient(dy, x, dweight, accumulate)
+        halo_weight_gradient(dy, x, dweight, accumulate, dbias)
         return
+    if dbias is not None:
+        column_sum(dy, dbias)
     _, h, w, c = x.shape
     b, ho, wo, n = dy.shape
     size, pixels = dweight.shape[1], b * ho * wo

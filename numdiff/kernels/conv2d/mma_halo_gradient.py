@@ -2,6 +2,7 @@
 
 MATHEMATICS
     dweight[n, r, s, c] += Σ_p dy[p, n] · x[p + (r, s), c]: a product whose inner dimension is the pixels
+    dbias[n] += Σ_p dy[p, n], by one mma in 25: dy's fragments times ones
 SHAPES
     as in mma.py; 3 × 3 taps, stride 1, C and N multiples of 8, any image size
 WHAT IS NEW, AND WHY IT PAYS
@@ -24,6 +25,7 @@ SOURCE
 READ NEXT
     hopper/, where nothing is gathered any more.
 """
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -34,9 +36,10 @@ from ...device.half import in_bfloat16
 from ...device.limits import multiprocessors_of, shared_limit
 from ...device.requires import requires
 from ...device.specialise import Constant, Variants, specialise
-from ...device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16_into, store_words2, word_of
+from ...device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16_into, ones_half2, store_words2, word_of
 from ..any_batch import assumed
-from ..common import divide
+from ..common import divide, no_numbers
+from ..reduce import column_sum
 from ..second_pass import Sum, add_parts
 
 WARPS = 12
@@ -47,8 +50,9 @@ PASS = THREADS // 8  # pixels whose chunks one pass of all threads fetches
 DY_BYTES = ROWS * 16 * TILE * 2
 FRAGMENTS = 4  # of 16 channels of dy
 
-# Of each kernel: columns of a segment (16, 8); stages of tiles
-SEG, STAGES = Constant(), Constant()
+# Of each kernel: columns of a segment (16, 8); stages of tiles; whether it also sums dy over the pixels
+SEG, STAGES, SUMS = Constant(), Constant(), Constant()
+ACCUMULATORS = Constant(lambda SUMS: 100 if SUMS else 96)
 SEGMENTS = Constant(lambda SEG: 16 // SEG)
 PITCH = Constant(lambda SEG, SEGMENTS: SEGMENTS * (SEG + 2))  # pixels of a row of x's tile
 HALO = Constant(lambda PITCH: (ROWS + 2) * PITCH)  # pixels
@@ -145,8 +149,11 @@ def load_row(b, k, x_at, h):
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_row(accumulators, b, x_at, dy_at, h):
-    """accumulators += row h of dy times rows h, h + 1 and h + 2 of x's tile, the last of which is loaded here."""
+def multiply_row(accumulators, b, x_at, dy_at, mine, h):
+    """accumulators += row h of dy times rows h, h + 1 and h + 2 of x's tile, the last of which is loaded here.
+
+    SUMS: a product with ones sums the pixels of 16 channels of dy, which are at `mine`.
+    """
     load_row(b, 4 * ((h + 2) % 3), x_at, h + 2)
     for m in range(FRAGMENTS):
         a = ldmatrix_x4_trans((dy_at ^ uint32(32 * m)) + uint32(h * 2048))
@@ -154,21 +161,35 @@ def multiply_row(accumulators, b, x_at, dy_at, h):
             k = 4 * ((h + r) % 3)
             mma_m16n8k16_into(accumulators, 32 * r + 8 * m, a, (b[k], b[k + 1]))
             mma_m16n8k16_into(accumulators, 32 * r + 8 * m + 4, a, (b[k + 2], b[k + 3]))
+    if SUMS:
+        a = ldmatrix_x4_trans(mine + uint32(h * 2048))
+        mma_m16n8k16_into(accumulators, 96, a, (ones_half2(), ones_half2()))
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_tile(accumulators, b, x_at, dy_at):
+def multiply_tile(accumulators, b, x_at, dy_at, mine):
     """All rows of a tile, one by one: indices of registers have to be constants."""
     load_row(b, 0, x_at, 0)
     load_row(b, 4, x_at, 1)
-    multiply_row(accumulators, b, x_at, dy_at, 0)
-    multiply_row(accumulators, b, x_at, dy_at, 1)
-    multiply_row(accumulators, b, x_at, dy_at, 2)
-    multiply_row(accumulators, b, x_at, dy_at, 3)
-    multiply_row(accumulators, b, x_at, dy_at, 4)
-    multiply_row(accumulators, b, x_at, dy_at, 5)
-    multiply_row(accumulators, b, x_at, dy_at, 6)
-    multiply_row(accumulators, b, x_at, dy_at, 7)
+    multiply_row(accumulators, b, x_at, dy_at, mine, 0)
+    multiply_row(accumulators, b, x_at, dy_at, mine, 1)
+    multiply_row(accumulators, b, x_at, dy_at, mine, 2)
+    multiply_row(accumulators, b, x_at, dy_at, mine, 3)
+    multiply_row(accumulators, b, x_at, dy_at, mine, 4)
+    multiply_row(accumulators, b, x_at, dy_at, mine, 5)
+    multiply_row(accumulators, b, x_at, dy_at, mine, 6)
+    multiply_row(accumulators, b, x_at, dy_at, mine, 7)
+
+
+@cuda.jit(device=True, forceinline=True)
+def places(t):
+    """Bytes in a stage of a lane's rows in x's tile, seen through taps (0, s), and in dy's."""
+    lane, warp = t & 31, t >> 5
+    s, quarter = warp >> 2, warp & 3
+    column = int32((lane & 15) + (lane & 15) // SEG * 2 + s)
+    pixel = int32((lane & 7) + (lane >> 4 << 3))
+    return (uint32(column * 128 + ((2 * quarter + (lane >> 4) ^ column & 7) << 4)),
+            uint32(X_BYTES + pixel * 128 + ((lane >> 3 & 1 ^ pixel & 7) << 4)))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -189,23 +210,17 @@ def write_tap(partial, accumulators, r, tap, image, first_n, first_c, part, lane
 # The kernel -----------------------------------------------------------------------------------------------------------
 
 @requires("8.0")
-def sum_halo(dy, x, partial, image):
+def sum_halo(dy, x, partial, partial_sums, image):
     tiles = cuda.shared.array(0, "uint8", alignment=128)
     base = shared_address(tiles)
     t = int32(cuda.threadIdx.x)
     first_c, first_n = int32(cuda.blockIdx.x * TILE), int32(cuda.blockIdx.y * TILE)
-    lane, warp = t & 31, t >> 5
-    s, quarter = warp >> 2, warp & 3
-    column = int32((lane & 15) + (lane & 15) // SEG * 2 + s)
-    x_at = base + uint32(column * 128 + ((2 * quarter + (lane >> 4) ^ column & 7) << 4))
-    pixel = int32((lane & 7) + (lane >> 4 << 3))
-    dy_at = base + uint32(X_BYTES + pixel * 128 + ((lane >> 3 & 1 ^ pixel & 7) << 4))
     tile = int32(cuda.blockIdx.z * image.tiles)
     end = int32(min(int32(tile + image.tiles), divide(image.segments + SEGMENTS - 1, int32(SEGMENTS))[0]))
 
     b = cuda.local.array(12, "uint32")
-    accumulators = cuda.local.array(96, "float32")
-    for k in range(96):
+    accumulators = cuda.local.array(ACCUMULATORS, "float32")
+    for k in range(ACCUMULATORS):
         accumulators[k] = float32(0)
     for i in range(STAGES - 1):
         if tile + i < end:
@@ -223,7 +238,10 @@ def sum_halo(dy, x, partial, image):
             fetch_pixels(base + ahead, x, at, image, first_c, t)
             fetch_gradients(base + ahead, dy, at, image, first_n, t)
         cp_async_commit()
-        multiply_tile(accumulators, b, x_at + stage, dy_at + stage)
+        t = opaque(t)
+        x_at, dy_at = places(t)
+        dy_at += base + stage
+        multiply_tile(accumulators, b, base + stage + x_at, dy_at, dy_at ^ uint32(t & 96))
         ahead = stage
         stage = uint32(stage + STAGE if stage < (STAGES - 1) * STAGE else 0)
         tile = int32(tile + 1)
@@ -231,25 +249,31 @@ def sum_halo(dy, x, partial, image):
     cp_async_wait_all()
     t = opaque(t)
     lane, warp = t & 31, t >> 5
-    s, first_c = int32(warp >> 2), int32(first_c + 16 * (warp & 3))
-    part = cuda.blockIdx.z
+    s, part = int32(warp >> 2), int32(cuda.blockIdx.z)
+    n = int32(first_n + 16 * (warp & 3) + (lane >> 2))
+    if SUMS and s == 0 and first_c == 0 and lane & 3 == 0:
+        if n < image.N:
+            partial_sums[uint32(int32(part * image.N + n))] = accumulators[96]
+        if n + 8 < image.N:
+            partial_sums[uint32(int32(part * image.N + n + 8))] = accumulators[98]
+    first_c = int32(first_c + 16 * (warp & 3))
     write_tap(partial, accumulators, 0, s, image, first_n, first_c, part, lane)
     write_tap(partial, accumulators, 1, int32(3 + s), image, first_n, first_c, part, lane)
     write_tap(partial, accumulators, 2, int32(6 + s), image, first_n, first_c, part, lane)
 
 
-def make_kernel(seg, stages):
-    return specialise(sum_halo, launch_bounds=(THREADS, 1), SEG=seg, STAGES=stages,
-                      name=f"conv2d_weight_gradient_kernel_v4_halo_{seg}_{stages}")
+def make_kernel(seg, stages, sums):
+    return specialise(sum_halo, launch_bounds=(THREADS, 1), SEG=seg, STAGES=stages, SUMS=sums,
+                      name=f"conv2d_weight_gradient_kernel_v4_halo_{seg}_{stages}{'_sums' if sums else ''}")
 
 
-KERNELS = Variants([(seg, stages) for seg in (16, 8) for stages in (3, 2)], lambda key: make_kernel(*key))
+KERNELS = Variants(itertools.product((16, 8), (3, 2), (False, True)), lambda key: make_kernel(*key))
 
 
 # Launcher -------------------------------------------------------------------------------------------------------------
 
-def halo_weight_gradient(dy, x, dweight, accumulate=True, only=None):
-    """dweight += …, or = …, for arrays that launcher.py has checked. only: (SEG, STAGES)"""
+def halo_weight_gradient(dy, x, dweight, accumulate=True, dbias=None, only=None):
+    """dweight += …, or = …, and dbias +=, for arrays that launcher.py has checked. only: (SEG, STAGES)"""
     b, h, w, c = x.shape
     n = dy.shape[3]
     padded = {seg: -(-w // seg) * seg for seg in (16, 8)}
@@ -263,7 +287,13 @@ def halo_weight_gradient(dy, x, dweight, accumulate=True, only=None):
     part_tiles = -(-tiles // parts)
     parts = -(-tiles // part_tiles)
     partial = empty((parts * dweight.size,), np.float32, like=dy)
-    launch(in_bfloat16(KERNELS[seg, stages], x.dtype), (-(-c // TILE), -(-n // TILE), parts), THREADS, dy.reshape(-1),
-           x.reshape(-1), partial, Parts(h, w, c, n, bands, across, b * bands * across, part_tiles),
-           shared=stages * stage_bytes(seg))
-    add_parts([Sum(partial, parts, dweight.reshape(-1), accumulate)])
+    partial_sums = no_numbers(dy.backend) if dbias is None else empty((parts * n,), np.float32, like=dy)
+    launch(in_bfloat16(KERNELS[seg, stages, dbias is not None], x.dtype), (-(-c // TILE), -(-n // TILE), parts),
+           THREADS, dy.reshape(-1), x.reshape(-1), partial, partial_sums,
+           Parts(h, w, c, n, bands, across, b * bands * across, part_tiles), shared=stages * stage_bytes(seg))
+    sums = [Sum(partial, parts, dweight.reshape(-1), accumulate)]
+    if dbias is not None and dbias.offset % 16 == 0:
+        sums.append(Sum(partial_sums, parts, dbias, True))
+    add_parts(sums)
+    if dbias is not None and dbias.offset % 16:
+        column_sum(partial_sums.reshape(parts, n), dbias)

@@ -40,25 +40,27 @@ def test_tiles(engine, rng, monkeypatch, only, shape, flipped):
 
 
 @pytest.mark.parametrize("only, shape", [
-    ((16, 3), (1, 9, 2, 8, 8)), ((8, 2), (3, 3, 5, 8, 8)),
-    *[pytest.param(only, shape, marks=large) for _, shape in LARGE[:4] for only in mma_halo_gradient.KERNELS]], ids=str)
+    ((16, 3), (1, 3, 2, 8, 8)), ((8, 2), (3, 9, 5, 8, 8)),
+    *[pytest.param((seg, stages), case[1], marks=large) for case in LARGE[:4] for seg in (16, 8) for stages in (3, 2)]],
+                         ids=str)
 @on("emulator", "cuda")
 @quick(lambda engine, only: engine != "emulator" or only == (16, 3))
 def test_weight_gradient(engine, rng, monkeypatch, only, shape):
     if engine.name == "emulator":
         monkeypatch.setattr(engine.backend, "multiprocessors", 1)
     a, _ = operands(rng, (*shape, 3, 1))
-    want = rng.standard_normal(a["weight"].shape)
-    start = want.astype(np.float32)
-    C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, need_dx=False)
+    want, want_bias = rng.standard_normal(a["weight"].shape), rng.standard_normal(a["bias"].shape)
+    start, start_bias = want.astype(np.float32), want_bias.astype(np.float32)
+    C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, want_bias, need_dx=False)
 
     def run():
-        dweight = engine(start)
+        dweight, dbias = engine(start), engine(start_bias)
         mma_halo_gradient.halo_weight_gradient(engine(a["dy"], np.float16), engine(a["x"], np.float16), dweight,
-                                               only=only)
-        return dweight
+                                               dbias=dbias, only=only)
+        return dweight, dbias
 
-    dweight = run()
-    engine.check(dweight, want, 2e-5)
+    got = run()
+    engine.check(got[0], want, 2e-5)
+    engine.check(got[1], want_bias, 2e-5)
     if engine.name == "cuda":
-        repeat(engine, dweight, run)
+        repeat(engine, got, run)
