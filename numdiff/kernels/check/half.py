@@ -349,7 +349,8 @@ def convolution_cases():
                                           residual=a.dy, only=only),)
 
         yield Case("conv2d_input_gradient" if flipped else "conv2d", operands(2, 3, 8, 8, 3), in_tile,
-                   tolerance=HALF_TOLERANCE, label=f"float16, mma, segments of {seg}, {64 * frags} pixels")
+                   tolerance=HALF_TOLERANCE, label=f"float16, mma, segments of {seg}, {64 * frags} pixels",
+                   fast=(seg, frags) == (8, 2))
     for *only, sums in mma_halo_gradient.KERNELS:
         def weight_in_tile(a, v, only=tuple(only), sums=sums):
             dbias = a.dbias if sums else None
@@ -360,7 +361,7 @@ def convolution_cases():
             return (a.dweight, a.dbias)
 
         yield Case("conv2d_weight_gradient", operands(2, 3, 8, 8, 3), weight_in_tile, tolerance=HALF_TOLERANCE,
-                   label=f"float16, mma, segments of {only[0]}, {only[1]} stages{', and sums' * sums}")
+                   label=f"float16, mma, segments of {only[0]}, {only[1]} stages{', and sums' * sums}", fast=False)
 
     # by mma.sync, and with few channels on one side: from 3, from 5, to 3
     for version, (h, w, c, n, size, stride) in ((4, (3, 2, 8, 8, 1, 2)), (3, (2, 3, 3, 8, 3, 1)),
