@@ -22,9 +22,10 @@ TWO BARRIERS A TILE. Before the first dS is stored no warp may read the dS of th
 PARTIAL dq is stored as a lane has it, two numbers each of two neighbouring fragments: 16 bytes, no shuffles. A second
     kernel adds the chunks and restores the order of columns.
 LAUNCH
-    grid (chunks, heads, B). A block has 64 keys (4 warps, one fragment of keys each), 128 (4 warps, two; HS 128: 8, one)
-    or 256 (8 warps, two): the most for which the card has the shared memory. Dynamic shared memory, KiB, for HS 32 and 64, 72:
-    40 and 64 (64 keys), 91 (128), 97 and 145 (256); for HS 128, with tiles of 32 queries, 74 (64 keys) and 113 (128).
+    grid (chunks, heads, B). A block has 64 keys (4 warps, one fragment of keys each), 128 (4 warps, two; for HS 128
+    8 warps, one) or 256 (8 warps, two): the most for which the card has the shared memory. That is dynamic, in KiB, for
+    HS 32 and 64, 72: 40 and 64 (64 keys), 91 (128), 97 and 145 (256); for HS 128, with tiles of 32 queries, 74 (64
+    keys) and 113 (128).
 DETERMINISM
     each number is summed by one warp in the order of the loops, and chunks are added in order.
 SOURCE
