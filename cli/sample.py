@@ -55,7 +55,7 @@ class Steps(click.ParamType):
         help="Autoguidance: exaggerate what this model does better than a worse one of the same images: a smaller one, "
              "or an earlier checkpoint.")
 @option("What", "--guide-scale", metavar="SCALE", type=float,
-        help="Strength of that: 1 is none.  [default: 2]")
+        help="Autoguidance strength; 1 disables it.  [default: 2]")
 @option("What", "--slerp", metavar="IMAGES", type=click.IntRange(2),
         help="Interpolate in rows of this many images, each from one seed's image to the next seed's; needs a sampler "
              "without noise.")

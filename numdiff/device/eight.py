@@ -14,8 +14,8 @@ For a thread that keeps its numbers in local arrays:
     load8_into(array, index, into)                      into[0 … 7] = array[index …]
     store8_from(array, index, values)                   array[index …] = values[0 … 7]
     fetch8(array, index, words), numbers8(array, words, values)
-                                                        the two halves of a load: the thread continues until it looks at
-                                                        the words
+                                                        the two halves of a load, which is asynchronous until its
+                                                        first use
     add8(array, words, values), words8(array, values, words)
                                                         numbers += words; numbers to words
     prefetch_l2(array, index)                           global memory to the L2 cache

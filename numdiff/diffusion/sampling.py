@@ -90,7 +90,7 @@ class Sampling:
     cfg_interval: (low, high), the σ between which there is guidance, high included (default: everywhere). On the path
         linear σ is t / (1 - t)
     guide: autoguidance by another model of the same images and classes (or none), such as a smaller one or an earlier
-        checkpoint; on the device of this one. guide_scale: 1 is none (default: 2)
+        checkpoint; on the device of this one. guide_scale: 1 disables it (default: 2)
     known, mask: inpainting by RePaint: an image (H, W, C) in [-1, 1], and (H, W) with 1 where it is to be kept;
         jump, resamples: as in `repaint`
     slerp: length of the rows, each of which goes from one seed's noise to the next seed's; image i is in row i // slerp

@@ -58,7 +58,7 @@ def sentence(error):
 
 
 def waited_for(message, rank, size):
-    """The last message of a job whose rank has failed in what others wait for."""
+    """The last message of a job in which a rank failed inside a collective on which the others block."""
     return (f"Error: rank {rank} of {size} failed while others wait for it: {message.removesuffix('.')}, "
             f"{progress.ends(repeats=True)}")
 

@@ -67,7 +67,7 @@ class Previews:
                         batch=max(self.batch, step.microbatch), eager=options.eager, arena=step.arena, **how(options))
 
     def check(self):
-        """Raise a `UsageError` if no samples could be drawn so, by the run or from it, which should be known before
+        """Raise a `UsageError` if the run, or a later command, could not sample with these options. It is called before
         the first step."""
         with as_options():
             if not draws(self.options, self.trainer.model):

@@ -13,8 +13,9 @@ WHAT IS NEW, AND WHY IT PAYS
     Eight SiLU' side by side. A special function takes dozens of cycles; one channel after the other, as ptxas arranges
     them when registers are few, a turn takes 8 times the latency from x to g. `through_silu8` takes each step for all
     eight: a thread has 128 registers for that, since a block has at most 16 warps.
-    No block counts. The sums of a sample go to memory, and another launch adds up the samples', in a training step
-    together with other layers' gradients (second_pass.py). Were it done here, the last block would end after all the
+    No block-level completion counter. The sums of a sample go to memory, and another launch adds up the samples', in a
+    training step together with other layers' gradients (second_pass.py). Were it done here, the last block would end
+    after all the
     others: a fence, the count, and two loads, one after the other.
     The residual is prefetched into the L2 cache after x and dy, which takes no registers, and then loaded four turns at
     a time. An input that three operations read (a UNet's skip: the next block's norm and shortcut, and a block on the

@@ -419,7 +419,7 @@ def test_overflow_is_infinite(engine):
 
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_a_pipeline_has_two_stages_where_a_tile_takes_two_boxes(size):
-    """A box of x goes back only when the next has come: with one stage, nothing would continue."""
+    """A stage of x is released only once the next one has landed: one stage would deadlock."""
     for channels, tile, taps, whole in itertools.product((64, 128), conv2d_hopper.VARIANTS, (1, 3), (True, False)):
         for plan in plans(2, 16, 16, channels, 96, size, whole, *tile, taps, True):
             assert plan.a_stages > 1 or channels == 64 and (whole or size == 1)

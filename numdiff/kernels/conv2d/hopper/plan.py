@@ -69,7 +69,7 @@ def plans(B, H, W, C, N, size, whole_halo, bn, sub, taps_per_stage, addends):
             continue
         a_bytes = whole_patterns((width + 2 * pad * whole_halo) * (height + 2 * pad) * images * ROW)
         tiles = columns * -(-W // width) * -(-H // height) * -(-B // images)
-        for a_stages in (3, 2, 1)[:3 if boxes == 1 else 2]:  # a box goes back when the next has come
+        for a_stages in (3, 2, 1)[:3 if boxes == 1 else 2]:  # a stage is released once the next one has landed
             b_stages, resident = min((left - a_stages * a_bytes) // b_bytes, MAX_B), False
             if columns == 1 and steps <= b_stages * taps_per_stage:
                 b_stages, resident = steps // taps_per_stage, True

@@ -2,8 +2,8 @@
 
 They are the residual of a gated product, and u of GELU' and of SwiGLU's backward. A thread of the producer's warpgroup,
 one for each consumer (CUTLASS: an epilogue load warp, which here stores, too), loads them by TMA while the product is
-computed. It stores the results as soon as the consumer has left them in the tile's place. So no consumer waits for
-memory, neither for what comes nor for what goes.
+computed. It stores the results as soon as the consumer has left them in the tile's place. Consumers never
+stall on epilogue loads or stores.
 
 TWO BARRIERS A TILE: `loaded`, on which TMA counts bytes, and `ready`, at which the consumer's four warps arrive.
 

@@ -1,9 +1,9 @@
-"""Tiles that are cut along K in one launch (Stream-K's fix-up): each consumer leaves its part, the last adds up all.
+"""Tiles split along K in one launch (stream-K fix-up): the last-arriving block reduces the partials.
 
-A consumer warpgroup stores its part, one half of the rows, in the order of its registers, and counts it. The one that
-comes last adds up all parts, in their order, and continues with the epilogue: no second launch, and no block waits for
-another. A fence on both sides of the count lets it see the others' parts; `cuda.atomic.inc` wraps, so the counter is 0
-again for the next launch.
+A consumer warpgroup stores its part, one half of the rows, in the order of its registers, and counts it. The
+last-arriving one adds up all parts, in their order, and continues with the epilogue. There is no second launch, and no
+block waits for another. A fence on both sides of the count lets it see the others' parts; `cuda.atomic.inc` wraps, so
+the counter is 0 again for the next launch.
 
 SOURCE
     group_schedule.py; CUDA programming guide, "Memory Fence Functions", whose example is a last block that adds up the
