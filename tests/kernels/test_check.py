@@ -108,6 +108,7 @@ REPEATED = re.compile("|".join((
 ALONE = re.compile("|".join((
     r"flash_attention: legacy, HS (72, T 2|32, T 66), 2 warps v2", r"flash_attention_backward: new, HS 72, T 3, .* v2",
     r"flash_attention_backward: float16, legacy, HS 72, T 3, 256 keys, .* v3",
+    r"flash_attention_backward: legacy, HS 32, T 66, chunks .* v2",  # sums of chunks
     r"sla: float16, new, HS 72, T 65, .* v2", r"depthwise_weight_gradient: 3×3 float16, 17 wide v3",
     r"conv2d_weight_gradient: float16, tile of 32, (256 pixels, 1 parts|64 pixels, 4 parts), . blocks a cluster vNone",
     r"matmul_symmetric: float16, xᵀ·x, tile 128 vNone")))
