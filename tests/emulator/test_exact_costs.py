@@ -50,7 +50,8 @@ NOT_YET = {  # to be counted, too
     "muon_apply_cost", "muon_momentum_cost", "newton_schulz_cost", "qk_norm_rope_backward_cost"}
 NOT_COUNTED = {"elementwise_cost", "levels_forward_cost", "loss_scale_update_cost", "latch_skips_cost",
                "count_update_cost", "linear_group_forward_cost", "linear_group_backward_cost",
-               "matmul_first_forward_cost", "matmul_level_forward_cost", "conv2d_level_forward_cost",
+               "matmul_first_forward_cost", "matmul_level_forward_cost", "matmul_mma_level_forward_cost",
+               "conv2d_level_forward_cost",
                *NOT_YET}
 TABLES = 4 * B + 2 * 4 * B  # bytes of B timesteps and what they name in two tables
 
