@@ -1,12 +1,12 @@
 """Sentences for a learner: what a fault, a wrong value or a cost means, and what to change."""
+import re
+
 import numpy as np
 
 # Which fault to explain first: one that causes others comes before them
 FIRST = ("error", "division", "bounds", "deadlock", "divergence", "race", "uninitialised")
 BARRIER = "Put cuda.syncthreads() between the two, where every thread of the block reaches it."
 ADVICE = {
-    "bounds": "There are more threads than elements, or the index is computed wrongly: threads without an element must "
-              "do nothing, as with `if i < out.size:`.",
     "division": "Check what the divisor can be in each thread.",
     "deadlock": "Check the loop's condition and what changes it, and that each wait has something that ends it.",
     "divergence": "All threads must reach the same call: move it out of the `if`, and guard only the loads and stores.",
@@ -20,11 +20,18 @@ ADVICE = {
     "descriptor": "The descriptor must describe the tile in the layout in which it was written.",
     "alignment": "A load or store of 16 bytes needs an index that is a multiple of 16 bytes.",
 }
+OUTSIDE = "There are more threads than elements, or the index is computed wrongly: a thread without an element must " \
+          "do nothing. Guard the access by a comparison with {bound}."
+OUTSIDE_SHARED = "{name} is shorter than that: is the index off by one, or does the array lack elements for the halo?"
 NEGATIVE = "A negative index counts from the end: this thread reads another element than you mean. Guard it."
-UNWRITTEN_SHARED = "Another thread fills it, later: cuda.syncthreads() is missing between the write and this read. " \
-                   "Or no thread fills it at all."
+UNWRITTEN_SHARED = "Check which elements the threads fill, the last ones and the halo too, and " \
+                   "that cuda.syncthreads() comes between writes and reads."
 UNWRITTEN = "Only the inputs, and what the kernel itself has written, hold a value."
 BLOCKS = "Blocks run in any order and do not wait for each other: let each block write elements of its own."
+PHASE = "Each phase needs its arrivals and its bytes: compare the count given to mbarrier_init with the arrivals, " \
+        "and the parity with the phase that the thread waits for."
+INITIALISED = "Let one thread initialise it, once, before a cuda.syncthreads()."
+TWO_WRITE = "Two threads write the same element: only one of them may, or a barrier must come between."
 FLOAT64 = "A bare number such as 2 or 0.5 makes the arithmetic float64, which most GPUs do 32 to 64 times slower. " \
           "Write np.float32(2)."
 
@@ -52,7 +59,8 @@ def explain(fault, path):
     who = f" (thread {fault.thread[0] if not any(fault.thread[1:]) else fault.thread}" if fault.thread else ""
     who += (f", block {fault.block[0] if not any(fault.block[1:]) else fault.block})" if who and any(fault.block or ())
             else ")" if who else "")
-    text = f"{where}{who}: {fault.message}"
+    message = re.sub(r"\((\d+), 0, 0\)", r"\1", fault.message)  # a beginner's threads have one number
+    text = f"{where}{who}: {message}"
     for what, place in fault.others[:1]:
         if place.file == str(path) and fault.kind in ("race", "divergence", "asynchronous"):
             text += f"; {what} line {place.line}" if place.line != line else f"; {what} the same line"
@@ -60,19 +68,28 @@ def explain(fault, path):
 
 
 def advice_for(fault):
-    if fault.kind == "bounds" and "is negative" in fault.message:
-        return NEGATIVE
+    if fault.kind == "bounds":
+        return NEGATIVE if "is negative" in fault.message else outside(fault.message)
+    if fault.kind in ("deadlock", "mbarrier") and "mbarrier" in fault.message:
+        return INITIALISED if "initialises" in fault.message else PHASE
     if fault.kind == "uninitialised":
         return UNWRITTEN_SHARED if "shared" in fault.message else UNWRITTEN
     if fault.kind == "race":
         if "of block" in fault.message or "orders the blocks" in fault.message:
             return BLOCKS
-        other = fault.others[0][1] if fault.others else None
-        if other is not None and other.line == fault.line and "has written" in fault.message and (
-                fault.message.startswith("writes")):
-            return "Two threads write the same element: only one of them may."
-        return BARRIER
+        return TWO_WRITE if fault.message.startswith("writes") and "has written" in fault.message else BARRIER
     return ADVICE.get(fault.kind, "")
+
+
+def outside(message):
+    found = re.search(r"(shared )?(\w+)\[", message)
+    if not found:
+        return ""
+    shared, name = found.groups()
+    if shared or name.startswith(("tile", "sum", "value")):
+        return OUTSIDE_SHARED.format(name=name)
+    axis = re.search(r"axis (\d)", message)
+    return OUTSIDE.format(bound=f"{name}.shape[{axis[1]}]" if axis else f"{name}.size")
 
 
 # Values ---------------------------------------------------------------------------------------------------------------
@@ -81,25 +98,34 @@ def index_text(index):
     return f"out[{', '.join(str(int(n)) for n in index)}]"
 
 
-def explain_unwritten(written, text):
-    """Some elements of the output were never written. written: a mask of its elements; text: the learner's file."""
+def explain_unwritten(written, text, blocks):
+    """Some elements of the output were never written.
+
+    written: a mask of its elements; text: the learner's file; blocks: how many blocks the grid has
+    """
     if not written.any():
         line = next((n for n, each in enumerate(text.splitlines(), 1) if "# fill in" in each), None)
         todo = f"line {line} still says `# fill in`: replace it" if line else "each thread must store its result in out"
         return f"The kernel writes nothing to out; {todo}."
     missing = np.argwhere(~written)
     return (f"No thread writes {index_text(missing[0])} ({len(missing)} of {written.size} elements are never written). "
-            "Check the index, the guard, and that the threads cover all elements.")
+            "Check the index and the guard: do the threads cover all elements?"
+            + (" Is x the column, and y the row?" if written.ndim == 2 else
+               " Does the index depend on the block, cuda.blockIdx.x?" if blocks > 1 else ""))
 
 
-def explain_values(out, expected, tolerance):
-    """The output is wrong in some elements."""
+def explain_values(out, expected, tolerance, half):
+    """The output is wrong in some elements. half: whether an input is float16."""
     wrong = ~close(out, expected, tolerance)
     first = tuple(np.argwhere(wrong)[0])
     text = (f"{sentence(index_text(first))[:-1]} is {out[first]:.6g}, and NumPy gives {expected[first]:.6g} "
             f"({int(wrong.sum())} of {wrong.size} elements differ).").replace("Out[", "out[")
     if out.ndim == 2 and out.shape[0] == out.shape[1] and close(out, expected.T, tolerance).all():
         return f"{text} The result is the transpose: the two indices are in the wrong order."
+    if close(out, expected, 1e-2).all():
+        return f"{text} That is nearly right: " + (
+            "something is computed in float16 that should be float32." if half else
+            "is each element used once, and is nothing rounded or cast on the way?")
     flat, want = out.reshape(-1), expected.reshape(-1)
     for shift in (1, -1):
         if flat.size > 2 and close(np.roll(flat, shift)[2:-2], want[2:-2], tolerance).all() and flat.size > 8:
@@ -127,11 +153,16 @@ COSTS = {"sectors": "it moves {n:,} transactions (32 bytes each) of global memor
          "tensor_flops": "its tensor cores compute {n:,} FLOPs"}
 
 
-def explain_uncoalesced(line, figures):
+NEIGHBOURS = "Neighbouring threads (threadIdx.x and threadIdx.x + 1) should access neighbouring elements: " \
+             "threadIdx.x belongs to the last index."
+ORDER = "Right, but the last bits of the result depend on the order of the threads. Floating-point sums need a fixed " \
+        "order: a tree or shuffles instead of atomic additions."
+
+
+def explain_uncoalesced(line, figures, why):
     takes, would = figures.sectors / figures.requests, figures.ideal_sectors / figures.requests
     return (f"Right, but not coalesced: in line {line} a warp's access takes {takes:.3g} transactions, and {would:.3g} "
-            "would do. Neighbouring threads (threadIdx.x and threadIdx.x + 1) should access neighbouring elements: "
-            "threadIdx.x belongs to the last index.")
+            f"would do. {why or NEIGHBOURS}")
 
 
 def explain_conflicts(line, figures):

@@ -23,7 +23,7 @@ from .. import emulator
 from . import advice
 
 ORDERS = ("forward", "reversed", "shuffled")
-SECONDS = 20  # of processor time, after which a learner's code counts as endless
+SECONDS = 4  # of processor time, after which a learner's code counts as endless
 PATIENCE = 1.0  # seconds without progress after which a waiting loop is called endless
 UNCOALESCED = 2.0  # times the transactions that would do: more is not coalesced. A row that is not aligned takes less
 
@@ -48,44 +48,51 @@ class TooLong(BaseException):
 
 def judge(puzzle, path, seed=0):
     """The `Verdict` on the learner's file at `path`."""
-    begun = time.perf_counter()
+    begun, module = time.perf_counter(), puzzle.module
     try:
-        with time_limit(SECONDS):
-            verdict = _judge(puzzle, path, seed)
+        with time_limit(SECONDS, path):
+            verdict = _judge(module, path, seed)
     except Wrong as error:
         verdict = Verdict(0, str(error))
-    except TooLong:
-        verdict = Verdict(0, f"Stopped after {SECONDS} seconds of computing: a loop does not end, or the kernel does "
-                             "far more than it must. Check what ends each loop.")
+    except TooLong as stopped:
+        where = f"in line {stopped.args[0]}" if stopped.args[0] else "in the kernel"
+        verdict = Verdict(0, f"Stopped after {SECONDS} seconds {where}: a loop does not end, or takes far more steps "
+                             "than it must. Check what ends it.")
     verdict.seconds = time.perf_counter() - begun
     return verdict
 
 
-def _judge(puzzle, path, seed):
-    module, text = puzzle.module, read(path)
+def _judge(module, path, seed):
+    text = read(path)
     tree = parse(text, path)
     learner = load(text, path)
     for name in [name for name in vars(module) if name.endswith("kernel")]:
         check_kernel(learner, name, getattr(module, name))
-    rng, recorder, float64 = np.random.default_rng(seed), emulator.Recorder(), None
+    rng, recorder, float64, ordered = np.random.default_rng(seed), emulator.Recorder(), None, True
     for number, (grid, block, inputs) in enumerate(module.problems(rng)):
+        results = set()
         for order in ORDERS:
             counting = recorder if number == 0 and order == "forward" else None
-            found = run(module, learner, path, text, grid, block, inputs, order, seed, counting)
+            result, found = run(module, learner, path, text, grid, block, inputs, order, seed, counting)
+            results.add(result.tobytes())
             float64 = float64 or found
-    stars, message = rate(module, recorder, tree, path, float64)
+        ordered = ordered and len(results) == 1
+    stars, message = rate(module, recorder, tree, path, float64, ordered)
     return Verdict(stars, message, recorder)
 
 
 @contextlib.contextmanager
-def time_limit(seconds):
-    """Context that raises `TooLong` after this processor time; without effect outside the main thread."""
+def time_limit(seconds, path):
+    """Context that raises `TooLong` after this processor time, with the line of the file at `path` that runs then;
+    without effect outside the main thread."""
     if not hasattr(signal, "SIGPROF") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number, frame):
-        raise TooLong
+        while frame is not None and frame.f_code.co_filename != str(path):
+            frame = frame.f_back
+        raise TooLong(None if frame is None else frame.f_lineno)
 
     before = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -173,7 +180,7 @@ def check_kernel(learner, name, original):
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 def run(module, learner, path, text, grid, block, inputs, order, seed, recorder):
-    """One run; a `Wrong` where it is not right. Returns the float64 fault, if there is one."""
+    """One run; a `Wrong` where it is not right. Returns the output, and the float64 fault or None."""
     expected = module.specification(*inputs)
     out = emulator.EmulatedArray(expected.shape, expected.dtype)
     gpu = emulator.Emulator(order=order, seed=seed, on_fault="collect", float64=False, patience=PATIENCE,
@@ -202,11 +209,12 @@ def run(module, learner, path, text, grid, block, inputs, order, seed, recorder)
     valid = np.frombuffer(out.memory.valid, np.uint8)[:expected.nbytes]
     written = valid.reshape(*expected.shape, size).all(axis=-1)
     if not written.all():
-        raise Wrong(advice.explain_unwritten(written, text))
+        raise Wrong(advice.explain_unwritten(written, text, int(np.prod(grid))))
     result, tolerance = out.copy_to_host(), getattr(module, "TOLERANCE", 1e-5 if size > 2 else 2e-3)
     if not advice.close(result, expected, tolerance).all():
-        raise Wrong(advice.explain_values(result, expected, tolerance))
-    return next((f for f in gpu.faults if f.kind == "float64"), None)
+        half = any(getattr(value, "dtype", None) == np.float16 for value in inputs)
+        raise Wrong(advice.explain_values(result, expected, tolerance, half))
+    return result, next((f for f in gpu.faults if f.kind == "float64"), None)
 
 
 def check_faults(gpu, path):
@@ -217,8 +225,10 @@ def check_faults(gpu, path):
 
 # Stars ----------------------------------------------------------------------------------------------------------------
 
-def rate(module, recorder, tree, path, float64):
-    """(stars, message) of a kernel that is right."""
+def rate(module, recorder, tree, path, float64, ordered):
+    """(stars, message) of a kernel that is right. ordered: whether its bits are the same in each thread order."""
+    if not ordered:
+        return 1, advice.ORDER
     lines = {line: figures for (file, line), figures in recorder.lines().items() if file == str(path)}
     if float64 is not None:
         line = advice.line_of(float64, path)
@@ -227,7 +237,7 @@ def rate(module, recorder, tree, path, float64):
     worst = max(((figures.sectors / figures.ideal_sectors, line) for line, figures in lines.items()
                  if figures.ideal_sectors), default=(1, None))
     if worst[0] > limit:
-        return 1, advice.explain_uncoalesced(worst[1], lines[worst[1]])
+        return 1, advice.explain_uncoalesced(worst[1], lines[worst[1]], getattr(module, "COALESCE", ""))
     conflicts = {line: figures for line, figures in lines.items() if figures.conflicts > 0}
     total = recorder.total()
     if total.conflicts > getattr(module, "CONFLICTS", 0) and conflicts:

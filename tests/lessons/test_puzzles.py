@@ -65,13 +65,67 @@ WRONG = {
     "an element left out": (MAP + "    if i > 0:\n        out[i] = a[i] * a[i]\n",
                             r"No thread writes out\[0\] \(1 of 32 elements"),
     "an index past the end": (MAP + "    out[i] = a[i + 1] * a[i]\n",
-                              r"Line 8 \(thread 31\): reads a\[32\]: .*if i < out.size"),
+                              r"Line 8 \(thread 31\): reads a\[32\]: .*with a.size"),
     "a negative index": (MAP + "    out[i] = a[i - 1] * a[i]\n", "A negative index counts from the end"),
     "all threads write one element": (MAP + "    out[0] = a[i] * a[i]\n", "Two threads write the same element"),
     "a loop without end": (MAP + "    while i < 32:\n        out[i] = a[i] * a[i]\n", "Check the loop's condition"),
     "out that is read": (MAP + "    out[i] += a[i] * a[i]\n",
                          "Only the inputs, and what the kernel itself has written"),
 }
+
+
+SYNC = "    cuda.syncthreads()\n"
+CHANGED = {  # (puzzle, changes to its solution, stars, message)
+    "no guard": (3, {"    if i < out.size:\n        out": "    out"}, 0, r"thread 50.*Guard .* with a\.size"),
+    "a guard that is off by one": (3, {"i < out": "i <= out"}, 0, r"index 50 is outside of 0 … 49"),
+    "an integer literal": (3, {"np.float32(2)": "2"}, 1, r"in float64.*Write np\.float32\(2\)"),
+    "row and column swapped": (4, {"row, column = cuda": "column, row = cuda"}, 0, "Is x the column, and y the row"),
+    "no guard of a matrix": (4, {"if row < out.shape[0] and": "if"}, 0, r"comparison with a\.shape\[0\]"),
+    "no number of the block": (6, {"cuda.blockIdx.x * cuda.blockDim.x + ": ""}, 0, "depend on the block"),
+    "no barrier": (7, {SYNC: ""}, 0, r"which thread 31 .*Put cuda.syncthreads\(\) between the two"),
+    "no exchange": (7, {SYNC: "", "tile[63 - t]": "a[i - t + 63 - t]"}, 2, "does not use syncthreads"),
+    "a barrier in a branch": (8, {SYNC: "", "    if t >= 1:\n": "    if t >= 1:\n        cuda.syncthreads()\n"}, 0,
+                              "reached by 63 of the block's 64 threads.*move it out of the `if`"),
+    "global memory read thrice": (8, {"tile[t - 1]": "a[t - 1]", "tile[t - 2]": "a[t - 2]"}, 2,
+                                  "8 loads and stores of global memory; three stars need at most 4"),
+    "a tree without barriers": (9, {"        cuda.syncthreads()\n": ""}, 0, "Put cuda.syncthreads"),
+    "a tree that is too wide": (9, {"t < step": "t <= step"}, 0, "sums is shorter than that: is the index off by one"),
+    "a halo that is off by one": (10, {"t < 4": "t < 3"}, 0, r"tile\[67\], which was never written.*the halo too"),
+    "two writes of an element": (10, {"tile[64 + t]": "tile[63 + t]"}, 0, "Two threads write the same element"),
+    "a filter that is flipped": (10, {"w[k] *": "w[4 - k] *"}, 0, "and NumPy gives"),
+    "chunks instead of strides": (12, {"range(t, a.shape[1], 64)": "range(t * 3, min(t * 3 + 3, a.shape[1]))"}, 1,
+                                  "not coalesced: in line 12 .*Neighbouring threads"),
+    "a shuffle in a branch": (15, {"while step > 0:": "while step > 0 and lane < 16:"}, 0, "which has ended"),
+    "columns that are not neighbours": (18, {"t // 16": "t % 16", "t % 16": "t // 16"}, 1, "not coalesced: in line 14"),
+    "no second barrier": (19, {"tile_b[k, x]\n        cuda.syncthreads()\n": "tile_b[k, x]\n"}, 0, "Put cuda.syncth"),
+    "no 16-byte loads": (21, {"load4(a, i)": "a[i], a[i + 1], a[i + 2], a[i + 3]"}, 1, "Use load4 and store4"),
+    "no padding": (22, {"(32, 33)": "(32, 32)"}, 2, "but 32-way bank conflicts in line 15; three stars need none"),
+    "a column of global memory": (22, {"column + i, row + x] = tile[x, i]": "column + x, row + i] = tile[i, x]"}, 1,
+                                  "takes 32 transactions, and 4 would do"),
+    "float16 sums": (24, {"np.float32(a[row, column]) * np.float32(b": "(a[row, column]) * (b"}, 0, "in float16 that"),
+    "no wait for cp.async": (27, {"        cp_async_wait(1)\n": ""}, 0, "the cp.async still writes"),
+    "no wait for TMA": (28, {"    mbarrier_wait(barrier, 0)\n": ""}, 0, "Wait for the phase of the mbarrier"),
+    "too few bytes": (28, {"8 * 32 * 4": "8 * 32"}, 0, "but it expects 256.*its arrivals and its bytes"),
+    "no fence": (29, {"    wgmma_fence()\n": ""}, 0, "wgmma_fence before it"),
+    "a wrong parity": (30, {"parity ^ 1": "parity"}, 0, "no thread can continue.*the parity with the phase"),
+}
+
+
+@pytest.mark.parametrize("number, changes, stars, message", CHANGED.values(), ids=CHANGED)
+def test_a_typical_mistake_gets_a_sentence(number, changes, stars, message, tmp_path):
+    text = PUZZLES[number].solution
+    for old in changes:
+        assert old in text
+    text = re.sub("|".join(map(re.escape, changes)), lambda found: changes[found[0]], text)
+    verdict = judged(number, tmp_path, text)
+    assert verdict.stars == stars and re.search(message, verdict.message), verdict
+    assert "\n" not in verdict.message
+
+
+def test_sums_by_atomics_have_no_fixed_order(tmp_path):
+    add = "    if t == 0:\n        out[0] = np.float32(0)\n" + SYNC + "    cuda.atomic.add(out, 0, a[t] * b[t])\n"
+    verdict = judged(9, tmp_path, HEAD + "@cuda.jit\ndef kernel(a, b, out):\n    t = cuda.threadIdx.x\n" + add)
+    assert verdict.stars == 1 and "depend on the order of the threads" in verdict.message
 
 
 @pytest.mark.parametrize("text, message", WRONG.values(), ids=WRONG)
@@ -85,7 +139,7 @@ def test_a_wrong_answer_gets_a_sentence(text, message, tmp_path):
 def test_an_endless_computation_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr("numdiff.lessons.judge.SECONDS", 0.2)
     verdict = judged(1, tmp_path, "while True:\n    pass\n")
-    assert verdict.stars == 0 and verdict.message.startswith("Stopped after 0.2 seconds of computing: a loop")
+    assert verdict.stars == 0 and verdict.message.startswith("Stopped after 0.2 seconds in line 1: a loop")
 
 
 def test_float64_costs_two_stars(tmp_path):

@@ -27,7 +27,8 @@ def kernel(a, b, out):  # 1 block of 128 threads, 128 elements
 HINTS = ("Store the product of your two elements in sums[t], then wait.",
          "step = 64; while step > 0: … step //= 2",
          "Within the loop: `if t < step:` add, and after the `if` a barrier for all threads.")
-LIMITS = {"shared_requests": (40, "Let half of the threads add in each step, and half of those in the next.")}
+LIMITS = {"requests": (9, "Each thread reads one element of a and one of b, and the rest happens in shared memory."),
+          "shared_requests": (40, "Let half of the threads add in each step, and half of those in the next.")}
 TOLERANCE = 1e-4
 
 

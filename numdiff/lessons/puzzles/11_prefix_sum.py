@@ -25,7 +25,8 @@ def kernel(a, out):  # 1 block of 64 threads, 64 elements
 
 HINTS = ("Keep your own sum in a variable `total`, and a copy of it in sums[t] for the others.",
          "In a step: `if t >= step:` add sums[t - step]; barrier; sums[t] = total; barrier; step *= 2.")
-LIMITS = {"shared_requests": (40, "Double the step each time: six steps are enough.")}
+LIMITS = {"requests": (4, "Each thread reads one element and writes one; the steps happen in shared memory."),
+          "shared_requests": (40, "Double the step each time: six steps are enough.")}
 TOLERANCE = 1e-5
 
 

@@ -25,6 +25,7 @@ def kernel(a, out):  # a block of 64 threads for each row
 
 HINTS = ("for column in range(t, a.shape[1], 64): visits every 64th element.",
          "A sum begins with np.float32(0): a bare 0.0 is float64.", "The tree begins with step = 32.")
+LIMITS = {"requests": (18, "Read each element once.")}
 TOLERANCE = 1e-5
 
 

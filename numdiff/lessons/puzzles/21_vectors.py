@@ -25,6 +25,7 @@ def kernel(a, b, out):  # 2 blocks of 64 threads, at most 512 elements
 
 HINTS = ("a0, a1, a2, a3 = load4(a, i)", "store4(out, i, a0 + b0, a1 + b1, a2 + b2, a3 + b3)",
          "The guard is that of puzzle 6, and one guard is enough for four elements.")
+COALESCE = "Use load4 and store4: one instruction for four elements."
 LIMITS = {"requests": (12, "Use load4 and store4: one instruction for four elements.")}
 
 

@@ -24,7 +24,8 @@ def kernel(a, b, out):  # blocks of 128 threads, a warp for each row; a and b ar
 
 HINTS = ("The kernel is that of puzzle 15 without the second loop.",
          "np.float32(a[row, column]) converts; do it before the multiplication.")
-LIMITS = {"shared_requests": (0, "Add the sums of the lanes by shuffles.")}
+LIMITS = {"requests": (90, "Read each element once."),
+          "shared_requests": (0, "Add the sums of the lanes by shuffles.")}
 TOLERANCE = 1e-5
 
 

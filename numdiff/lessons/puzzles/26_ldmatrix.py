@@ -41,7 +41,8 @@ def kernel(a, b, out):  # 1 warp; a (16, 16) and b (8, 16) are float16, out (16,
 HINTS = ("Let lane copy 8 elements of a: row i = lane % 16, from column j = lane // 16 * 8 on. For b, 16 lanes copy.",
          "For ldmatrix_x4: np.uint32(shared_address(tile_a) + 2 * (i * ROW + j)), as an element has 2 bytes.",
          "With ROW = 24 eight rows begin in eight different groups of banks.")
-USES = {"ldmatrix_x4": "It loads four words at once.", "ldmatrix_x2": "It loads both words of b at once."}
+USES = {"ldmatrix_x4": "It loads four words at once.", "ldmatrix_x2": "It loads both words of b at once.",
+        "syncthreads": "The tiles must be complete before ldmatrix reads them: a barrier comes between."}
 
 
 def problems(rng):

@@ -12,7 +12,8 @@ def kernel(a, out):
     if row < a.shape[0]:
         total = np.float32(0)
         for column in range(lane, a.shape[1], 32):
-            total += a[row, column] * a[row, column]
+            x = a[row, column]
+            total += x * x
         step = 16
         while step > 0:
             total += cuda.shfl_xor_sync(0xFFFFFFFF, total, step)
