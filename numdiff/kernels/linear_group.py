@@ -33,12 +33,13 @@ READ NEXT
 """
 import numpy as np
 
-from ..device import DeviceArray, cuda, empty, float32, int32, is_device, lasting, launch, load4, store4, upload
+from ..device import DeviceArray, cuda, empty, float32, int32, lasting, launch, load4, store4, upload
 from ..device.limits import FULL_MASK, WARP
 from .common import load4_or_zeros
 from .linear import linear_backward_reference, linear_forward_reference
+from .operation import Version, operation
+from .problem import Problem, single
 from .reduce import column_sum
-from .versions import versions_by_name
 
 BLOCK = 256  # threads
 CHUNK = 64  # outputs that one block of the input gradient's first pass adds up (v1)
@@ -335,13 +336,16 @@ def _place(layers, batch):
     return buffer, _tables[key]
 
 
-def _version(version, x, *groups):
-    """2 where vectors of four stay together in x and all weights, else 1; or the forced one."""
-    aligned = x.shape[1] % 4 == 0 and all(a.offset % 16 == 0 for a in (x, *(w for group in groups for w, _ in group)))
-    if version == 2 and not aligned:
-        raise ValueError(f"version 2 (tiled) reads four numbers at a time: K ({x.shape[1]}) and where x and the "
-                         "weights begin must be multiples of 4; use version=1")
-    return version or (2 if aligned else 1)
+def _lacks_vectors(x, layers):
+    """None where vectors of four stay together in x and all weights, else what version 2 needs."""
+    if x.shape[1] % 4 or any(a.offset % 16 for a in (x, *(weight for weight, _ in layers))):
+        return (f"reads four numbers at a time: K ({x.shape[1]}) and the offsets of x and the weights must be "
+                "multiples of 4")
+    return None
+
+
+def _lacks_vectors_of_gradients(x, layers, gradients):
+    return _lacks_vectors(x, [*layers, *gradients])
 
 
 def _gather(parts, sizes, target):
@@ -363,60 +367,10 @@ def _check(x, layers):
                          f"{[(tuple(w.shape), tuple(b.shape)) for w, b in layers]}")
 
 
-@versions_by_name
-def linear_group_forward(x, layers, version=None):
-    """[x·weightᵀ + bias] for layers [(weight, bias)], as new arrays (B, N_i); on a device, neighbours in memory."""
-    _check(x, layers)
-    if not is_device(x):
-        return linear_group_forward_reference(x, layers)
-    (B, K), widths = x.shape, [weight.shape[0] for weight, _ in layers]
-    N = sum(widths)
-    buffer, table = _place(layers, B)
-    y = empty((B * N,), np.float32, like=x)
-    if _version(version, x, layers) == 2:
-        launch(linear_group_forward_kernel_v2, (-(-N // OUTPUTS), -(-B // SAMPLES)), BLOCK, x.reshape(-1), buffer,
-               table.reshape(-1), y, B, K, N, shared=FORWARD_SHARED)
-    else:
-        launch(linear_group_forward_kernel_v1, -(-N // (BLOCK // WARP)), BLOCK, x.reshape(-1), buffer, table, y, B, K,
-               N)
-    return split(y, B, widths)
-
-
 def split(flat, batch, widths):
     """The arrays (batch, N_i) that are one after the other in a flat one."""
     ends = np.cumsum([batch * width for width in widths]).tolist()
     return [flat[end - batch * width:end].reshape(batch, width) for end, width in zip(ends, widths, strict=True)]
-
-
-@versions_by_name
-def linear_group_backward(dys, x, layers, gradients, version=None, accumulate=True):
-    """dx as a new array; the parameters' gradients are added into `gradients` [(dweight, dbias)].
-
-    dys: a list with dy_i (B, N_i), or None where nothing arrived
-    accumulate: False: every dweight is written, whatever it held; each dbias is added to all the same
-    """
-    _check(x, layers)
-    if not is_device(x):
-        return linear_group_backward_reference(dys, x, layers, gradients, accumulate)
-    (B, K), widths = x.shape, [weight.shape[0] for weight, _ in layers]
-    N = sum(widths)
-    dy = empty((B * N,), np.float32, like=x)
-    _gather(dys, [B * width for width in widths], dy)
-    buffer, table = _place(layers, B)
-    target, gradient_table = _place(gradients, B)
-    if _version(version, x, layers, gradients) == 2:
-        chunks = -(-N // LINES)
-        partial = empty((chunks, B * K), np.float32, like=x)
-        launch(linear_group_backward_kernel_v2, (chunks, -(-K // WIDTH)), BLOCK, dy, x.reshape(-1), buffer,
-               table.reshape(-1), target, gradient_table.reshape(-1), partial.reshape(-1), B, K, N,
-               int(accumulate))
-        return column_sum(partial).reshape(B, K)
-    launch(linear_group_weight_gradient_kernel_v1, -(-N * K // BLOCK), BLOCK, dy, x.reshape(-1), target,
-           gradient_table, B, K, N, int(accumulate))
-    chunks = -(-N // CHUNK)
-    partial = empty((chunks, B * K), np.float32, like=x)
-    launch(linear_group_input_gradient_kernel_v1, (chunks, B), BLOCK, dy, buffer, table, partial.reshape(-1), B, K, N)
-    return column_sum(partial).reshape(B, K)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------
@@ -429,3 +383,96 @@ def linear_group_forward_cost(B, K, N):
 def linear_group_backward_cost(B, K, N):
     """(bytes, FLOPs): the weights' gradients are read and written, and the two sums are 2 B N K each."""
     return 4 * (2 * B * K + 3 * N * K + 2 * N + B * N), 4 * B * N * K + B * N
+
+
+# Problems: the weights are views of one array -------------------------------------------------------------------------
+
+SMALL = 5, 3  # outputs of the layers; K is 40, so that a warp has two iterations
+WIDTHS = 64, 64, 64, 128, 128, 192, 192, 256, 256, 256, 256  # roughly those of a UNet's blocks, with K = 256
+UNET = sum(WIDTHS) * (256 + 4)  # elements of its array
+
+
+def _views(flat, K, widths):
+    """[(weight (n, K), bias (n,))] in a flat array, each weight at a multiple of four elements."""
+    layers, at = [], 0
+    for n in widths:
+        end = at + n * K
+        layers.append((flat[at:end].reshape(n, K), flat[end:end + n]))
+        at = end + -(-n // 4) * 4
+    return layers
+
+
+def _forward_of_views(x, flat, version=None, widths=SMALL):
+    return linear_group_forward(x, _views(flat, x.shape[1], widths), version=version)
+
+
+def _backward_of_views(x, flat, gradients, dys, accumulate=True, version=None, widths=SMALL):
+    layers, targets = (_views(array, x.shape[1], widths) for array in (flat, gradients))
+    return linear_group_backward(dys, x, layers, targets, accumulate=accumulate, version=version), gradients
+
+
+def _forward_of_unet(x, flat, version=None):
+    return _forward_of_views(x, flat, version, WIDTHS)
+
+
+def _backward_of_unet(x, flat, gradients, dys, version=None):
+    return _backward_of_views(x, flat, gradients, dys, version=version, widths=WIDTHS)
+
+
+def _backward_problem(label, **more):
+    return Problem(label, x=single(2, 40), flat=single(340), gradients=single(340), dys=[single(2, n) for n in SMALL],
+                   call=_backward_of_views, versions=("naive", "tiled"), **more)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+@operation(reference=linear_group_forward_reference, cost=linear_group_forward_cost, check=_check,
+           versions=[Version("naive"), Version("tiled", fits=_lacks_vectors)],
+           problems=[Problem("", x=single(2, 40), flat=single(340), call=_forward_of_views,
+                             versions=("naive", "tiled")),
+                     Problem(x=single(32, 256), flat=single(UNET), call=_forward_of_unet, measured=True)])
+def linear_group_forward(x, layers, version=None):
+    """[x·weightᵀ + bias] for layers [(weight, bias)], as new arrays (B, N_i); on a device, neighbours in memory."""
+    (B, K), widths = x.shape, [weight.shape[0] for weight, _ in layers]
+    N = sum(widths)
+    buffer, table = _place(layers, B)
+    y = empty((B * N,), np.float32, like=x)
+    if version.name == "tiled":
+        launch(linear_group_forward_kernel_v2, (-(-N // OUTPUTS), -(-B // SAMPLES)), BLOCK, x.reshape(-1), buffer,
+               table.reshape(-1), y, B, K, N, shared=FORWARD_SHARED)
+    else:
+        launch(linear_group_forward_kernel_v1, -(-N // (BLOCK // WARP)), BLOCK, x.reshape(-1), buffer, table, y, B, K,
+               N)
+    return split(y, B, widths)
+
+
+@operation(reference=linear_group_backward_reference, cost=linear_group_backward_cost, check=_check,
+           versions=[Version("naive"), Version("tiled", fits=_lacks_vectors_of_gradients)],
+           problems=[_backward_problem(""), _backward_problem("written", accumulate=False, fast=False),
+                     Problem(x=single(32, 256), flat=single(UNET), gradients=single(UNET),
+                             dys=[single(32, n) for n in WIDTHS], call=_backward_of_unet, measured=True)])
+def linear_group_backward(dys, x, layers, gradients, version=None, accumulate=True):
+    """dx as a new array; the parameters' gradients are added into `gradients` [(dweight, dbias)].
+
+    dys: a list with dy_i (B, N_i), or None where nothing arrived
+    accumulate: False: every dweight is written, whatever it held; each dbias is added to all the same
+    """
+    (B, K), widths = x.shape, [weight.shape[0] for weight, _ in layers]
+    N = sum(widths)
+    dy = empty((B * N,), np.float32, like=x)
+    _gather(dys, [B * width for width in widths], dy)
+    buffer, table = _place(layers, B)
+    target, gradient_table = _place(gradients, B)
+    if version.name == "tiled":
+        chunks = -(-N // LINES)
+        partial = empty((chunks, B * K), np.float32, like=x)
+        launch(linear_group_backward_kernel_v2, (chunks, -(-K // WIDTH)), BLOCK, dy, x.reshape(-1), buffer,
+               table.reshape(-1), target, gradient_table.reshape(-1), partial.reshape(-1), B, K, N,
+               int(accumulate))
+        return column_sum(partial).reshape(B, K)
+    launch(linear_group_weight_gradient_kernel_v1, -(-N * K // BLOCK), BLOCK, dy, x.reshape(-1), target,
+           gradient_table, B, K, N, int(accumulate))
+    chunks = -(-N // CHUNK)
+    partial = empty((chunks, B * K), np.float32, like=x)
+    launch(linear_group_input_gradient_kernel_v1, (chunks, B), BLOCK, dy, buffer, table, partial.reshape(-1), B, K, N)
+    return column_sum(partial).reshape(B, K)

@@ -12,9 +12,10 @@
         launch(version.kernel, …)
         return y
 
-The decorated function is called with arrays. NumPy arrays go to the reference. Device arrays go to the function, whose
-`version` is then a `Version`. It is the last of the list that fits, or the one that the caller has named, by its name
-(`version="vectorised"`) or by its number (`version=3`). `softmax_forward.operation` is the record.
+The decorated function is called with arrays, and with `version` by keyword only. NumPy arrays go to the reference.
+Device arrays go to the function, whose `version` is then a `Version`. It is the last of the list that fits, or the one
+that the caller has named, by its name (`version="vectorised"`) or by its number (`version=3`).
+`softmax_forward.operation` is the record.
 
 An operation with another choice than a list, such as a cost model of tiles, is declared with `chooses=True`. The
 function's `version` is then the number of the version that the caller has named, or None, and the function chooses. An
@@ -111,8 +112,10 @@ class Operation:
         self.writes, self.chooses, self.check, self.exact_bytes = tuple(writes), chooses, check, exact_bytes
         self.checked = () if check is None else tuple(inspect.signature(check).parameters)
         self.versions, self._problems = tuple(versions), problems
-        parameters = inspect.signature(function).parameters
-        self.parameters = {name: each.default for name, each in parameters.items() if name != "version"}
+        signature = inspect.signature(function)
+        self.parameters = {name: each.default for name, each in signature.parameters.items() if name != "version"}
+        self.signature = signature.replace(parameters=[
+            each for name, each in signature.parameters.items() if name != "version"])
         if reference is not None and list(inspect.signature(reference).parameters) != list(self.parameters):
             raise ValueError(f"{self.name}: its reference takes {list(inspect.signature(reference).parameters)}, and "
                              f"the operation {list(self.parameters)}")
@@ -193,7 +196,7 @@ class Operation:
         values.update(kwargs)
         if len(args) > len(self.parameters) or len(values) > len(self.parameters) or any(
                 value is inspect.Parameter.empty for value in values.values()):
-            inspect.signature(self.function).bind(*args, **kwargs)  # raises
+            self.signature.bind(*args, **kwargs)  # raises
         return values
 
 

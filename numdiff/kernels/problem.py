@@ -114,18 +114,21 @@ class Problem:
     derived: a function of {name: array}, the arrays so far, that returns further ones, such as a row's mean of its x
     within: a function that returns a context in which the call is made, such as a plan that only large shapes have
     run: a function of (inputs as attributes, version) in place of the call of the operation
+    call: a function of the arguments in place of the operation, such as one that makes the operation's arguments from
+        views of an array; check and benchmark call it, with `version=` where the operation has versions
     precision: the roof of the benchmark ("fp32", "tf32", "fp16", "fp8"); None: that of the dtype
     note: words that the benchmark adds to the problem's name
-    moved: bytes that the benchmark counts, where the arrays do not determine them
+    moved, flops: what the benchmark counts, where the arrays do not determine them
     arguments: {name: value} of those of the operation
     """
 
     def __init__(self, label=None, *, tolerance=None, bfloat16=False, fast=True, measured=False, versions=None,
-                 inputs=None, derived=None, within=None, run=None, precision=None, note="", moved=0, **arguments):
+                 inputs=None, derived=None, within=None, run=None, call=None, precision=None, note="", moved=0,
+                 flops=None, **arguments):
         self.label, self.tolerance, self.bfloat16 = label, tolerance, bfloat16
         self.fast, self.measured = fast, measured
         self.versions, self.inputs, self.derived, self.within, self.run = versions, inputs, derived, within, run
-        self.precision, self.note, self.moved = precision, note, moved
+        self.call, self.precision, self.note, self.moved, self.flops = call, precision, note, moved, flops
         self.arguments = arguments
         if label is None:
             words = [str(array) for array in self.arrays().values()][:2]

@@ -38,14 +38,14 @@ def make(rng, engine, batch, K, widths):
 def test_against_single_layers(engine, rng, batch, K, widths, version):
     version = version if engine.has_versions else None
     x, arrays, start, on_engine, layers, gradients = make(rng, engine, batch, K, widths)
-    ys = G.linear_group_forward(on_engine, layers, version)
+    ys = G.linear_group_forward(on_engine, layers, version=version)
     for y, (weight, bias) in zip(ys, arrays, strict=True):
         engine.check(y, x @ weight.T + bias, scale=np.abs(x) @ np.abs(weight.T) + np.abs(bias))
     dys = [rng.standard_normal((batch, n)) for n in widths]
     if len(widths) > 2:
         dys[1] = None  # nothing arrived there
     given = [None if dy is None else engine(dy) for dy in dys]
-    dx = G.linear_group_backward(given, on_engine, layers, gradients, version)
+    dx = G.linear_group_backward(given, on_engine, layers, gradients, version=version)
     want, size = (sum(f(dy) @ f(weight) for dy, (weight, _) in zip(dys, arrays, strict=True) if dy is not None)
                   for f in (np.asarray, np.abs))
     engine.check(dx, want, scale=size)
@@ -54,8 +54,8 @@ def test_against_single_layers(engine, rng, batch, K, widths, version):
         engine.check(dweight, weight_start + dy.T @ x, scale=np.abs(weight_start) + np.abs(dy.T) @ np.abs(x))
         engine.check(dbias, bias_start + dy.sum(0), scale=np.abs(bias_start) + np.abs(dy).sum(0))
     if engine.repeats > 1:
-        engine.check_equal(dx, G.linear_group_backward(given, on_engine, layers, gradients, version))
-        engine.check_equal(ys[-1], G.linear_group_forward(on_engine, layers, version)[-1])
+        engine.check_equal(dx, G.linear_group_backward(given, on_engine, layers, gradients, version=version))
+        engine.check_equal(ys[-1], G.linear_group_forward(on_engine, layers, version=version)[-1])
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -65,7 +65,7 @@ def test_written_instead_of_added_to(engine, rng, version):
         copy_into(weight, np.full(weight.shape, np.nan, np.float32))
     dys = [rng.standard_normal((3, 4)), None, rng.standard_normal((3, 4))]
     G.linear_group_backward([None if dy is None else engine(dy) for dy in dys], on_engine, layers, gradients,
-                            version if engine.has_versions else None, accumulate=False)
+                            version=version if engine.has_versions else None, accumulate=False)
     for dy, (dweight, dbias), (_, bias) in zip(dys, gradients, start, strict=True):
         engine.check(dweight, np.zeros(dweight.shape) if dy is None else dy.T @ x)
         engine.check(dbias, bias if dy is None else bias + dy.sum(0))
@@ -77,7 +77,7 @@ def test_refusals(engine, rng):
         G.linear_group_forward(engine(np.zeros((2, 5))), layers)
     if engine.has_versions:
         odd = engine(np.zeros(16))
-        with pytest.raises(ValueError, match=r"version 2 \(tiled\) reads four"):
+        with pytest.raises(ValueError, match=r"version 2 \(tiled\) of linear_group reads four"):
             G.linear_group_forward(engine(np.zeros((2, 5))), [(odd[:10].reshape(2, 5), odd[12:14])], version=2)
     if engine.name in ("emulator", "cuda"):
         apart = [(engine(np.zeros((3, 4))), engine(np.zeros(3)))]

@@ -40,9 +40,19 @@ def problems():
         for problem in record.problems:
             if problem.measured:
                 versions = problem.versions and tuple(record.version(name).number for name in problem.versions)
-                add(record.call, versions=versions, precision=problem.precision, note=problem.note,
-                    moved=problem.moved, **problem.arguments)
+                call = record.call if problem.call is None else _named(problem.call, record)
+                add(call, versions=versions, precision=problem.precision, note=problem.note,
+                    moved=problem.moved, flops=problem.flops, **problem.arguments)
     return found
+
+
+def _named(function, record):
+    """The function of a problem, with the name of the operation that it calls."""
+    @functools.wraps(function, assigned=())
+    def call(**arguments):
+        return function(**arguments)
+    call.__name__ = record.call.__name__
+    return call
 
 
 def without_memory(call, backend):
@@ -72,8 +82,8 @@ def plan(found, card):
             bound.apply_defaults()
             cost = cost or cost_of(call.function, bound.arguments, result)
         if cost is not None:
-            priced.append(problem._replace(call=dataclasses.replace(call, moved=call.moved or cost[0],
-                                                             flops=cost[1])))
+            priced.append(problem._replace(call=dataclasses.replace(
+                call, moved=call.moved or cost[0], flops=call.flops or cost[1])))
     return priced, list(backend.kernels)
 
 

@@ -1,29 +1,8 @@
 """Problems of linear layers, and of attention in three operations."""
-from ...kernels import attention, linear, linear_gradients, linear_group, linear_stack
-from .problem import TOKENS, B, C, D, N, T, half, single
+from ...kernels import attention, linear, linear_gradients, linear_stack
+from .problem import TOKENS, B, D, N, T, half, single
 
-WIDTHS = 64, 64, 64, 128, 128, 192, 192, 256, 256, 256, 256  # of the UNet's blocks, roughly, each with a timestep layer
 DEPTH = 12  # blocks of a DiT-B, each with a layer (6 · D, D) for its conditioning
-
-
-def layers_of(flat):
-    """[(weight (n, 4 · C), bias (n,))] of WIDTHS, as views of one array."""
-    layers, at = [], 0
-    for n in WIDTHS:
-        end = at + n * 4 * C
-        layers.append((flat[at:end].reshape(n, 4 * C), flat[end:end + n]))
-        at = end + 4 * n
-    return layers
-
-
-def linear_group_forward(x, flat, version=None):
-    """The timestep layers of a UNet, whose weights are views of one array."""
-    return linear_group.linear_group_forward(x, layers_of(flat), version)
-
-
-def linear_group_backward(x, flat, gradients, dys, version=None):
-    """Their gradients, added to `gradients`."""
-    return linear_group.linear_group_backward(dys, x, layers_of(flat), layers_of(gradients), version)
 
 
 def stack_of(weights, biases, D):
@@ -76,10 +55,6 @@ def add_problems(add):
     add(linear.linear_forward, versions=(5, 6), x=TOKENS, weight=half(3 * D, D), bias=single(3 * D))
     add(linear.linear_backward, versions=(5, 6), dy=half(N, T, 3 * D), x=TOKENS, weight=half(3 * D, D),
         dweight=single(3 * D, D), dbias=single(3 * D))
-    flat = single(sum(WIDTHS) * (4 * C + 4))
-    add(linear_group_forward, x=single(B, 4 * C), flat=flat)
-    add(linear_group_backward, x=single(B, 4 * C), flat=flat, gradients=flat,
-        dys=[single(B, n) for n in WIDTHS])
     rows = DEPTH * 6 * D
     add(linear_stack_forward, x=half(N, D), weight=half(rows * D), bias=single(rows))
     add(linear_stack_backward, x=half(N, D), dy=half(N, rows), weight=half(rows * D),

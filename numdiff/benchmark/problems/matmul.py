@@ -3,13 +3,12 @@ import numpy as np
 
 from ...float8 import bits_of
 from ...kernels import matmul, quantise
-from ...kernels.matmul import first, levels
+from ...kernels.matmul import levels
 from .problem import D, N, T, half, integers, single
 
 
 def add_problems(add, rng):
     square = {"a": single(2048, 2048), "b": single(2048, 2048)}
-    add(first.matmul_first_forward, **square)
     add(matmul.matmul_forward, versions=(1, 2, 3, 4), **square)
     large = {"a": half(8192, 8192), "b": half(8192, 8192)}
     add(matmul.matmul_forward, versions=(5,), precision="tf32", a=single(8192, 8192),

@@ -49,15 +49,15 @@ SAMPLES, STEP = integers(np.arange(B), np.uint32), integers([7], np.uint32)
 
 def adding_to(found):
     """The function that the files call for each of their problems, which adds it to a list."""
-    def add(function, *, versions=None, precision=None, note="", moved=0, **arguments):
-        """moved: bytes, where the arrays do not determine them"""
+    def add(function, *, versions=None, precision=None, note="", moved=0, flops=None, **arguments):
+        """moved: bytes, and flops, where the arrays do not determine them"""
         bound = inspect.signature(function).bind(**arguments)
         bound.apply_defaults()
         given = numbered({k: v for k, v in bound.arguments.items() if k != "version"})
         for k, v in given.items():
             if k in ("v", "rstd", "logsumexp") and isinstance(v, Array):
                 given[k] = Array(v.shape, v.dtype, v.values, v.place, True)
-        call = Recorded(function, given, moved, None, True)
+        call = Recorded(function, given, moved, flops, True)
         precision = precision or ("fp16" if call.dtype == np.float16 else "fp32")
         found.append(Problem(call, versions, precision, note))
 

@@ -1,14 +1,11 @@
-"""Cases of the kernels that are there to be read: rung 0 of the matmul, the Hopper levels."""
+"""Cases of the kernels that are there to be read: the Hopper levels."""
 from ..conv2d.levels import conv2d_level_forward
-from ..matmul.first import matmul_first_forward
 from ..matmul.levels import matmul_level_forward
-from .case import HALF_TOLERANCE, Case, normal, one
+from .case import HALF_TOLERANCE, Case, one
 from .half import halves
 
 
 def level_cases():
-    yield Case("matmul_first", normal(a=(35, 6), b=(6, 37)), one(
-        lambda a, v: matmul_first_forward(a.a, a.b, version=v)), (1, 2))
     # one step; more steps than stages; two blocks with two tiles each, in groups of rows
     for first, M, N, K in ((1, 128, 256, 64), (2, 128, 256, 64 * 6), (4, 256, 512, 128)):
         yield Case("matmul_level", halves(a=(M, K), b=(N, K)), one(

@@ -1,5 +1,5 @@
 """Cases of products in float32: matmul, linear layers, attention in three operations."""
-from .. import linear, linear_group, matmul
+from .. import linear, matmul
 from ..attention import unfused as attention
 from ..matmul import launcher, vectorised
 from .case import Case, normal, one
@@ -56,18 +56,3 @@ def products_cases():
 
         yield Case("attention_backward", inputs,
                    one(lambda a, v, o=order: attention.attention_backward(a.dy, a.qkv, a.p, 2, o)), label=order)
-
-
-def grouped_cases():
-    def layers(flat):  # K is 40: a warp takes two turns
-        return [(flat[0:200].reshape(5, 40), flat[200:205]), (flat[208:328].reshape(3, 40), flat[328:331])]
-
-    yield Case("linear_group", normal(x=(2, 40), flat=(340,)),
-               lambda a, v: tuple(linear_group.linear_group_forward(a.x, layers(a.flat), version=v)), (1, 2))
-    yield Case("linear_group_backward", normal(x=(2, 40), flat=(340,), gradient=(340,), dy0=(2, 5), dy1=(2, 3)),
-               lambda a, v: (linear_group.linear_group_backward([a.dy0, a.dy1], a.x, layers(a.flat),
-                                                                layers(a.gradient), version=v), a.gradient), (1, 2))
-    yield Case("linear_group_backward", normal(x=(2, 40), flat=(340,), gradient=(340,), dy0=(2, 5), dy1=(2, 3)),
-               lambda a, v: (linear_group.linear_group_backward([a.dy0, a.dy1], a.x, layers(a.flat), layers(a.gradient),
-                                                                version=v, accumulate=False), a.gradient), (1, 2),
-               label="written")

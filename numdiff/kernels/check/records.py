@@ -40,10 +40,14 @@ def _run(record, problem, inputs, version):
     """A tuple of the results of a problem, from inputs on some device."""
     if problem.run is not None:
         return problem.run(inputs, version)
-    values = _values(record, problem, vars(inputs))
+    if problem.call is None:
+        call, values = record.call, _values(record, problem, vars(inputs))
+    else:
+        bound = problem.bound(vars(inputs))
+        call, values = problem.call, {name: bound[name] for name in problem.arguments}
     with problem.within() if problem.within else contextlib.nullcontext():
-        results = record.call(**values, version=version) if record.versions else record.call(**values)
-    found = arrays_in([results, *(values[name] for name in record.writes)])
+        results = call(**values, version=version) if record.versions else call(**values)
+    found = arrays_in([results, *(values[name] for name in record.writes if name in values)])
     return tuple({id(array): array for array in found}.values())
 
 

@@ -25,7 +25,7 @@ from .flash import flash_cases
 from .fp8 import fp8_cases
 from .half import convolution_cases, gradient_cases, product_cases, stack_cases
 from .levels import level_cases
-from .products import grouped_cases, products_cases
+from .products import products_cases
 from .records import cases_of
 from .sla import sla_cases
 from .tf32 import tf32_cases
@@ -36,7 +36,7 @@ FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a v
 # approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 CASES = [case for group in (
-    products_cases, grouped_cases, convolutions_cases,
+    products_cases, convolutions_cases,
     flash_cases, sla_cases, product_cases, stack_cases,
     gradient_cases, convolution_cases, fp8_cases, tf32_cases, level_cases) for case in group()]
 CASES += [case for record in all_operations() for case in cases_of(record)]

@@ -26,8 +26,9 @@ SOURCE
 READ NEXT
     naive.py, v2 for all layouts and batches: the first rung of the ladder that the models climb.
 """
-from ...device import cuda, empty, float32, is_device, launch
-from ..versions import versions_by_name
+from ...device import cuda, empty, float32, launch
+from ..operation import Version, operation
+from ..problem import Problem, single
 
 BLOCK = 32, 8  # threads along x and y: a warp is a row of x
 
@@ -52,25 +53,29 @@ def matmul_first_kernel_v2(C, A, B, M, N, K):
         C[row, column] = total
 
 
-@versions_by_name
-def matmul_first_forward(a, b, version=None):
-    """A·B as a new array (M, N): a (M, K), b (K, N), float32. version: 1 or 2; None: 2."""
-    (M, K), N = a.shape, b.shape[1]
-    if b.shape[0] != K:
-        raise ValueError(f"a {a.shape} needs b ({K}, N), not {b.shape}")
-    if not is_device(a):
-        return a @ b
-    if version not in (None, 1, 2):
-        raise ValueError(f"there is no version {version} of rung 0: use 1 or 2")
-    c = empty((M, N), a.dtype, like=a)
-    x, y = BLOCK
-    if version == 1:
-        launch(matmul_first_kernel_v1, (-(-M // x), -(-N // y)), BLOCK, c, a, b, M, N, K)
-    else:
-        launch(matmul_first_kernel_v2, (-(-N // x), -(-M // y)), BLOCK, c, a, b, M, N, K)
-    return c
+def matmul_first_forward_reference(a, b):
+    return a @ b
 
 
 def matmul_first_forward_cost(M, N, K):
     """(bytes, FLOPs): each operand read once and the result written once."""
     return 4 * (M * K + K * N + M * N), 2 * M * N * K
+
+
+def _check(a, b):
+    if b.shape[0] != a.shape[1]:
+        raise ValueError(f"a {a.shape} needs b ({a.shape[1]}, N), not {b.shape}")
+
+
+@operation(reference=matmul_first_forward_reference, cost=matmul_first_forward_cost, check=_check,
+           versions=[Version("uncoalesced", matmul_first_kernel_v1), Version("coalesced", matmul_first_kernel_v2)],
+           problems=[Problem("", a=single(35, 6), b=single(6, 37)),
+                     Problem(a=single(2048, 2048), b=single(2048, 2048), measured=True)])
+def matmul_first_forward(a, b, version=None):
+    """A·B as a new array (M, N): a (M, K), b (K, N), float32."""
+    (M, K), N = a.shape, b.shape[1]
+    c = empty((M, N), a.dtype, like=a)
+    along_x, along_y = (M, N) if version.name == "uncoalesced" else (N, M)
+    x, y = BLOCK
+    launch(version.kernel, (-(-along_x // x), -(-along_y // y)), BLOCK, c, a, b, M, N, K)
+    return c

@@ -38,7 +38,7 @@ def test_errors_say_what_to_do(engine):
         return
     with pytest.raises(ValueError, match=r"needs b \(64, N\)"):
         matmul_first_forward(engine(np.ones((4, 64))), engine(np.ones((4, 64))))
-    with pytest.raises(ValueError, match="use 1 or 2"):
+    with pytest.raises(ValueError, match="use uncoalesced or coalesced"):
         matmul_first_forward(engine(np.ones((4, 6))), engine(np.ones((6, 4))), version=3)
 
 
