@@ -59,11 +59,13 @@ class Version:
     dtypes: names of the dtypes that it takes; None: all
     number: its place in the ladder; None: one above the version before it. Two versions may share a number if they
         share no dtype.
+    measured: False until figures/ has its figures
     constants: further attributes, such as the number of elements of a thread
     """
 
-    def __init__(self, name, kernel=None, *, fits=None, of=None, requires=None, dtypes=None, number=None, **constants):
-        self.name, self.kernel, self.fits, self.number = name, kernel, fits, number
+    def __init__(self, name, kernel=None, *, fits=None, of=None, requires=None, dtypes=None, number=None,
+                 measured=True, **constants):
+        self.name, self.kernel, self.fits, self.number, self.measured = name, kernel, fits, number, measured
         self.dtypes = None if dtypes is None else tuple(dtypes)
         self.marked = _marked(requires) if requires else kernel
         self.wanted = () if fits is None else tuple(of or inspect.signature(fits).parameters)

@@ -108,7 +108,8 @@ class Problem:
     tolerance: relative error in the 2-norm that a version may have against float64; None: that of the dtype
     bfloat16: check and tests run it with bfloat16 arrays in place of its float16 ones, too
     fast: the quick tests run it in the emulator; otherwise only the exhaustive ones do
-    measured: of a model's size, so that the benchmark times it, and neither check nor tests run it
+    measured: of a model's size, so that the benchmark times it, and neither check nor tests run it; "not yet": and its
+        figures are still to be measured
     versions: names of the versions that run it; None: every version that fits
     inputs: a function of a `numpy.random.Generator` that returns {name: array}, where arrays depend on one another
     derived: a function of {name: array}, the arrays so far, that returns further ones, such as a row's mean of its x

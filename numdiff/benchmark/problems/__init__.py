@@ -41,8 +41,8 @@ def problems():
             if problem.measured:
                 versions = problem.versions and tuple(record.version(name).number for name in problem.versions)
                 call = record.call if problem.call is None else _named(problem.call, record)
-                add(call, versions=versions, precision=problem.precision, note=problem.note,
-                    moved=problem.moved, flops=problem.flops, **problem.arguments)
+                add(call, versions=versions, precision=problem.precision, note=problem.note, moved=problem.moved,
+                    flops=problem.flops, awaited=problem.measured == "not yet", **problem.arguments)
     return found
 
 

@@ -18,12 +18,13 @@ SEED, PURPOSE = 1, 3
 
 
 class Problem(NamedTuple):
-    """One call. versions: None for all."""
+    """One call. versions: None for all; awaited: it has no figures yet."""
 
     call: Recorded
     versions: tuple | None = None
     precision: str = "fp32"
     note: str = ""
+    awaited: bool = False
 
     @property
     def name(self):
@@ -49,7 +50,7 @@ SAMPLES, STEP = integers(np.arange(B), np.uint32), integers([7], np.uint32)
 
 def adding_to(found):
     """The function that the files call for each of their problems, which adds it to a list."""
-    def add(function, *, versions=None, precision=None, note="", moved=0, flops=None, **arguments):
+    def add(function, *, versions=None, precision=None, note="", moved=0, flops=None, awaited=False, **arguments):
         """moved: bytes, and flops, where the arrays do not determine them"""
         bound = inspect.signature(function).bind(**arguments)
         bound.apply_defaults()
@@ -59,6 +60,6 @@ def adding_to(found):
                 given[k] = Array(v.shape, v.dtype, v.values, v.place, True)
         call = Recorded(function, given, moved, flops, True)
         precision = precision or ("fp16" if call.dtype == np.float16 else "fp32")
-        found.append(Problem(call, versions, precision, note))
+        found.append(Problem(call, versions, precision, note, awaited))
 
     return add
