@@ -7,6 +7,7 @@ imported, and never imported from here.
 import contextlib
 import functools
 import importlib.util
+import math
 import sys
 import weakref
 from typing import NamedTuple
@@ -16,7 +17,7 @@ import numpy as np
 from .arguments import why_refused
 from .device_arrays import EmulatedArray
 from .faults import LaunchRefused, Unsupported
-from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator
+from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator, in_three
 from .memory_spaces import STATIC_SHARED
 from .namespace import Namespace
 from .signatures import signatures_of, type_of
@@ -69,6 +70,13 @@ class EmulatedKernel:
 
     def __getitem__(self, configuration):
         return configured(self._machine, self, configuration)
+
+    @property
+    def overloads(self):
+        """{types of the arguments: what is known of the kernel that Numba would have compiled for them}"""
+        known = Namespace("a kernel's overload", {
+            "max_cooperative_grid_blocks": lambda blockdim, dynsmemsize=0: 2 * 2048 // math.prod(in_three(blockdim))})
+        return {tuple(types): known for types, _ in self.signatures_given}
 
     def forall(self, count, tpb=128, stream=0, sharedmem=0):
         return for_all(self._machine, self, count, tpb, stream, sharedmem)

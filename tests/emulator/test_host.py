@@ -114,6 +114,8 @@ def test_kernels_with_signatures_are_configured_as_others(gpu):
     kernel.specialize(x)[1, 4](x)
     kernel.forall(3)(x)
     assert x.tolist() == [8, 8, 8]
+    overload, = kernel.overloads.values()
+    assert overload.max_cooperative_grid_blocks((16, 16)) == 16
 
 
 def test_vectorize(gpu):
