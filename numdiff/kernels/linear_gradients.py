@@ -24,15 +24,22 @@ SOURCE
 READ NEXT
     matmul/hopper_fp8.py, the same kernel on 8-bit floats.
 """
+import contextlib
+import functools
+
 import numpy as np
 
-from ..device import is_device
 from ..device.limits import multiprocessors_of
 from .beside import rejoin
 from .linear import linear_backward_reference
 from .matmul import group, mma_group
 from .matmul.activations import rung_of
 from .matmul.choice import by_eight, choose_half
+from .matmul.hopper import group_schedule
+from .matmul.hopper.layout import BK
+from .operation import operation
+from .problem import Problem, half, single
+from .versions import at_most
 
 MOST = group.PRODUCTS  # layers of a launch
 GAIN = 0.98  # of the estimated time of single launches: if one launch takes more, the layers stay separate
@@ -54,28 +61,18 @@ def gains(rung, sizes, rows, multiprocessors):
     return together < GAIN * alone
 
 
-def linear_gradients_backward(layers, accumulate=True):
-    """Add to, or write, the gradients of up to 4 layers [(dy (R, N), x (R, K), dweight (N, K), dbias (N,) or None)].
+def linear_gradients_backward_reference(layers, accumulate=True):
+    for dy, x, dweight, dbias in layers:
+        linear_backward_reference(dy, x, np.empty(dweight.shape, x.dtype), dweight, dbias, False,
+                                  accumulate=accumulate)
 
-    accumulate: False: every dweight is overwritten; each dbias is added to all the same
-    """
+
+def _check(layers):
     rows, *others = (len(array) for dy, x, *_ in layers for array in (dy, x))
     if len(layers) > MOST or any(n != rows for n in others) or any(
             tuple(dweight.shape) != (dy.shape[1], x.shape[1]) for dy, x, dweight, _ in layers):
         raise ValueError(f"up to {MOST} layers (dy (R, N), x (R, K), dweight (N, K), dbias) with the same R, not "
                          f"{[(dy.shape, x.shape, dweight.shape) for dy, x, dweight, _ in layers]}")
-    if not is_device(layers[0][0]):
-        for dy, x, dweight, dbias in layers:
-            linear_backward_reference(dy, x, np.empty(dweight.shape, x.dtype), dweight, dbias, False,
-                                      accumulate=accumulate)
-        return
-    rejoin()  # launches share the counters by which parts are added up
-    if rung_of(layers[0][0]) == 6:
-        group.launch_group([group.Product(*layer) for layer in layers], accumulate)
-        return
-    mma_group.launch_group([(dy, x, dweight) for dy, x, dweight, _ in layers], accumulate)
-    if pairs := [(dy, dbias) for dy, _, _, dbias in layers if dbias is not None]:
-        mma_group.launch_row_sums(pairs)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------
@@ -84,3 +81,92 @@ def linear_gradients_backward_cost(rows, sizes, accumulate=True):
     """(bytes, FLOPs) for layers of these sizes (N, K)."""
     return (sum(2 * rows * (N + K) + 4 * N * K * (1 + accumulate) for N, K in sizes),
             sum(2 * rows * N * K for N, K in sizes))
+
+
+# Problems -------------------------------------------------------------------------------------------------------------
+
+BLOCK_OF_A_DIT = (3 * 768, 768), (768, 768), (4 * 768, 768), (768, 4 * 768)  # weights (N, K): qkv, proj, fc1, fc2
+TOKENS = 64 * 256
+
+
+def _of_arrays(sizes, accumulate, arrays, version):
+    """The gradients of layers whose arrays are dy_0, x_0, dweight_0, dbias_0, dy_1, …; the last has no bias."""
+    layers = [[getattr(arrays, f"{name}_{i}") for name in ("dy", "x", "dweight", "dbias")] for i in range(len(sizes))]
+    layers[-1][3] = None
+    linear_gradients_backward(layers, accumulate)
+    return tuple(array for layer in layers for array in layer[2:] if array is not None)
+
+
+def _small(label, rows, sizes, accumulate, within, **more):
+    shaped = {"dy": lambda N, K: half(rows, N), "x": lambda N, K: half(rows, K), "dweight": single,
+              "dbias": lambda N, K: single(N)}
+    return Problem(f"float16, {label}{', written' * (not accumulate)}", tolerance=1e-5, within=within,
+                   run=functools.partial(_of_arrays, sizes, accumulate), **more,
+                   **{f"{name}_{i}": make(*size) for i, size in enumerate(sizes) for name, make in shaped.items()})
+
+
+@contextlib.contextmanager
+def _by_mma():
+    """Context: rung 5, whatever its rows."""
+    before, mma_group.SHORTEST = mma_group.SHORTEST, 1
+    try:
+        with at_most({"matmul": 5}):
+            yield
+    finally:
+        mma_group.SHORTEST = before
+
+
+@contextlib.contextmanager
+def _cut(width, cut):
+    """Context: rung 6 with tiles of this width, and this cut of their sums."""
+    choose, group.choose = group.choose, lambda *_: (width, cut, 0)
+    try:
+        yield
+    finally:
+        group.choose = choose
+
+
+def _by_hopper(width, blocks, rows, sizes, accumulate):
+    tiles = sum(m * n for m, n in group.tiles_of(sizes, width))
+    cut = group_schedule.cut(tiles, -(-rows // BK), blocks)
+    return _small(f"{tiles} tiles of 128×{width} on {blocks} blocks", rows, sizes, accumulate,
+                  functools.partial(_cut, width, cut))
+
+
+def _of_a_dit(x, others, dys, dweight, dbias):
+    """The gradients of a block's weights, written, as views of two arrays; x, others: the layers' inputs."""
+    layers, at, place = [], 0, 0
+    for (N, K), dy_i, x_i in zip(BLOCK_OF_A_DIT, dys, (x, *others), strict=True):
+        layers.append((dy_i, x_i, dweight[at:at + N * K].reshape(N, K), dbias[place:place + N]))
+        at, place = at + N * K, place + N
+    linear_gradients_backward(layers, False)
+
+
+# tiles that are cut, of which one has three parts; one that is and two that are not; none; each width
+PROBLEMS = [
+    _small("by mma, 3 products", 40, [(8, 16), (16, 8), (8, 8)], True, _by_mma),  # two tiles are whole, one is cut
+    _small("by mma, 1 products", 8, [(8, 264)], False, _by_mma, fast=False),
+    _by_hopper(128, 5, 4 * BK + 8, [(136, 72), (8, 72)], True),
+    _by_hopper(192, 2, 2 * BK, [(8, 200), (8, 8)], False),
+    _by_hopper(256, 4, 72, [(8, 8), (136, 8), (16, 8)], True),
+    Problem(x=half(TOKENS, 768), others=[half(TOKENS, K) for _, K in BLOCK_OF_A_DIT[1:]],
+            dys=[half(TOKENS, N) for N, _ in BLOCK_OF_A_DIT], dweight=single(12 * 768 * 768), dbias=single(9 * 768),
+            call=_of_a_dit, flops=linear_gradients_backward_cost(TOKENS, BLOCK_OF_A_DIT, False)[1], measured=True)]
+
+
+# Operation ------------------------------------------------------------------------------------------------------------
+
+@operation(reference=linear_gradients_backward_reference, cost=linear_gradients_backward_cost, check=_check,
+           problems=PROBLEMS)
+def linear_gradients_backward(layers, accumulate=True):
+    """Add to, or write, the gradients of up to 4 layers [(dy (R, N), x (R, K), dweight (N, K), dbias (N,) or None)].
+
+    accumulate: False: every dweight is overwritten; each dbias is added to all the same
+    """
+    rejoin()  # launches share the counters by which parts are added up
+    if rung_of(layers[0][0]) == 6:
+        group.launch_group([group.Product(*layer) for layer in layers], accumulate)
+        return
+    mma_group.launch_group([(dy, x, dweight) for dy, x, dweight, _ in layers], accumulate)
+    if pairs := [(dy, dbias) for dy, _, _, dbias in layers if dbias is not None]:
+        mma_group.launch_row_sums(pairs)

@@ -28,6 +28,8 @@ SOURCE
 READ NEXT
     matmul/hopper_fp8.py, the same kernel on floats of 8 bits.
 """
+import functools
+
 import numpy as np
 
 from ..device import is_device
@@ -35,6 +37,8 @@ from ..device.requires import supports
 from ..dtypes import is_half
 from .linear import linear_backward_reference, linear_forward_reference
 from .matmul import stack
+from .operation import operation
+from .problem import Problem, half, single
 from .versions import capped
 
 
@@ -45,28 +49,18 @@ def linear_stack_supports(like, weights, biases):
             and None not in (stack.distance(weights), stack.distance(biases)))
 
 
-def linear_stack_forward(x, layers):
-    """y (B, G·N) of layers [(weight, bias)] as a new array; on a device those that `linear_stack_supports`."""
-    if not is_device(x):
-        return np.concatenate([linear_forward_reference(x, weight, bias) for weight, bias in layers], 1)
-    return stack.stack_forward(x, *zip(*layers, strict=True))
+# References -----------------------------------------------------------------------------------------------------------
+
+def linear_stack_forward_reference(x, layers):
+    return np.concatenate([linear_forward_reference(x, weight, bias) for weight, bias in layers], 1)
 
 
-def linear_stack_backward(dy, x, weights, gradients=None, accumulate=True, need_dx=True):
-    """dx (B, K) in float32 as a new array, or None; the parameters' gradients are added into `gradients` [(dweight,
-    dbias)], if they are given.
-
-    accumulate: False: every dweight is written, whatever it held; each dbias is added to all the same
-    """
-    if not is_device(x):
-        parts = np.split(dy, len(weights), 1)
-        given = gradients or [(None, None)] * len(weights)
-        every = [linear_backward_reference(part, x, weight, *into, need_dx=need_dx, accumulate=accumulate)
-                 for part, weight, into in zip(parts, weights, given, strict=True)]
-        return sum(every) if need_dx else None
-    if gradients is not None:
-        stack.stack_weight_gradient(dy, x, *zip(*gradients, strict=True), accumulate)
-    return stack.stack_input_gradient(dy, weights) if need_dx else None
+def linear_stack_backward_reference(dy, x, weights, gradients=None, accumulate=True, need_dx=True):
+    parts = np.split(dy, len(weights), 1)
+    given = gradients or [(None, None)] * len(weights)
+    every = [linear_backward_reference(part, x, weight, *into, need_dx=need_dx, accumulate=accumulate)
+             for part, weight, into in zip(parts, weights, given, strict=True)]
+    return sum(every) if need_dx else None
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------
@@ -81,3 +75,75 @@ def linear_stack_backward_cost(B, K, N, gradients=True, accumulate=True, need_dx
     products = bool(gradients) + bool(need_dx)
     moved = products * 2 * (B * K + B * N) + bool(need_dx) * (2 * N * K + 4 * B * K)
     return moved + bool(gradients) * (4 * N * K * (1 + bool(accumulate)) + 8 * N), products * 2 * B * N * K
+
+
+# Problems: the layers are views of arrays -----------------------------------------------------------------------------
+
+GAP = 64  # elements after a small problem's weight, and after its bias
+DEPTH, WIDTH = 12, 768  # blocks of a DiT-B, each with a layer (6 · WIDTH, WIDTH)
+ROWS = DEPTH * 6 * WIDTH
+
+
+def _views(flat, N, K, G):
+    """[(weight (N, K), bias (N,))] of G layers in a flat array, with gaps."""
+    each = N * K + N + 2 * GAP
+    return [(flat[at:at + N * K].reshape(N, K), flat[at + N * K + GAP:at + N * K + GAP + N])
+            for at in range(0, G * each, each)]
+
+
+def _both_ways(N, K, G, accumulate, arrays, version):
+    """Forward and backward of G layers, whose weights are in `half` and whose biases in `flat`."""
+    half_layers, layers, gradients = (_views(flat, N, K, G) for flat in (arrays.half, arrays.flat, arrays.gradient))
+    weights = [weight for weight, _ in half_layers]
+    y = linear_stack_forward(arrays.x, [*zip(weights, [bias for _, bias in layers], strict=True)])
+    return y, linear_stack_backward(arrays.dy, arrays.x, weights, gradients, accumulate), arrays.gradient
+
+
+def _small(B, N, K, G, accumulate, **more):
+    size = G * (N * K + N + 2 * GAP)
+    return Problem(f"float16, and backward, {G} of {N}×{K}{', written' * (not accumulate)}", x=half(B, K),
+                   dy=half(B, G * N), half=half(size), flat=single(size), gradient=single(size),
+                   run=functools.partial(_both_ways, N, K, G, accumulate), **more)
+
+
+def _of_a_dit(weight, bias):
+    """(weights, biases) of DEPTH layers, one after the other in two flat arrays."""
+    N, size = 6 * WIDTH, 6 * WIDTH * WIDTH
+    return ([weight[at:at + size].reshape(N, WIDTH) for at in range(0, DEPTH * size, size)],
+            [bias[at:at + N] for at in range(0, ROWS, N)])
+
+
+def _forward_of_a_dit(x, weight, bias):
+    return linear_stack_forward(x, [*zip(*_of_a_dit(weight, bias), strict=True)])
+
+
+def _backward_of_a_dit(x, dy, weight, dweight, dbias):
+    weights, _ = _of_a_dit(weight, dbias)
+    return linear_stack_backward(dy, x, weights, [*zip(*_of_a_dit(dweight, dbias), strict=True)], False)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+@operation(reference=linear_stack_forward_reference, cost=linear_stack_forward_cost, problems=[
+    # rows of x that end within a tile, slices of dx, each width
+    _small(8, 128, 64, 3, True), _small(8, 256, 128, 2, False, fast=False), _small(136, 128, 192, 2, True),
+    Problem(x=half(64, WIDTH), weight=half(ROWS * WIDTH), bias=single(ROWS), call=_forward_of_a_dit,
+            flops=linear_stack_forward_cost(64, WIDTH, ROWS)[1], measured=True)])
+def linear_stack_forward(x, layers):
+    """y (B, G·N) of layers [(weight, bias)] as a new array; on a device those that `linear_stack_supports`."""
+    return stack.stack_forward(x, *zip(*layers, strict=True))
+
+
+@operation(reference=linear_stack_backward_reference, cost=linear_stack_backward_cost, problems=[
+    Problem(x=half(64, WIDTH), dy=half(64, ROWS), weight=half(ROWS * WIDTH), dweight=single(ROWS * WIDTH),
+            dbias=single(ROWS), call=_backward_of_a_dit,
+            flops=linear_stack_backward_cost(64, WIDTH, ROWS, accumulate=False)[1], measured=True)])
+def linear_stack_backward(dy, x, weights, gradients=None, accumulate=True, need_dx=True):
+    """dx (B, K) in float32 as a new array, or None; the parameters' gradients are added into `gradients` [(dweight,
+    dbias)], if they are given.
+
+    accumulate: False: every dweight is written, whatever it held; each dbias is added to all the same
+    """
+    if gradients is not None:
+        stack.stack_weight_gradient(dy, x, *zip(*gradients, strict=True), accumulate)
+    return stack.stack_input_gradient(dy, weights) if need_dx else None

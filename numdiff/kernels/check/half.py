@@ -2,20 +2,20 @@
 import numpy as np
 
 from ...device import empty, is_device
-from .. import bias, conv2d, linear, linear_gradients, linear_stack, matmul
+from .. import bias, conv2d, linear, matmul
 from ..concat import Pair
 from ..conv2d import mma_halo, mma_halo_gradient
 from ..conv2d.hopper import convolution as conv2d_hopper
 from ..conv2d.hopper import weight_gradient as conv2d_hopper_gradient
 from ..conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from ..groupnorm.normalise import channel_statistics_reference
-from ..matmul import choice, group, mma, mma_group
+from ..matmul import choice, mma
 from ..matmul import symmetric as symmetric_products
-from ..matmul.hopper import group_schedule, kernel
+from ..matmul.hopper import kernel
 from ..matmul.hopper.layout import BK, BM
 from ..matmul.mma_layout import TILES
 from ..versions import at_most
-from .case import HALF_TOLERANCE, TOLERANCE, Case
+from .case import HALF_TOLERANCE, Case
 
 SMALL_STEP = TILES[64, 64].k
 
@@ -169,92 +169,6 @@ def product_cases():
             yield product((narrowest, False, False, True), version, 2, K=two, added=True)
         for parts, K in ((1, nine), (2, two), (9, nine)):
             yield row_sums(narrowest, version, parts, K)
-
-
-def stack_cases():
-    """Layers at equal distances, one after the other: rows of x that end within a tile, slices of dx, each width."""
-    def layers(flat, N, K, G):
-        """[(matrix, vector)] in a flat array, with gaps."""
-        each = N * K + N + 128
-        return [(flat[at:at + N * K].reshape(N, K), flat[at + N * K + 64:at + N * K + 64 + N])
-                for at in range(0, G * each, each)]
-
-    def stack(B, N, K, G, accumulate):
-        size = G * (N * K + N + 128)
-
-        def run(a, v):
-            weights, biases, gradients = ([*zip(*layers(flat, N, K, G), strict=True)] for flat in (
-                a.half, a.flat, a.gradient))
-            stacked = [*zip(weights[0], biases[1], strict=True)]
-            y = linear_stack.linear_stack_forward(a.x, stacked)
-            dx = linear_stack.linear_stack_backward(a.dy, a.x, weights[0], [*zip(*gradients, strict=True)], accumulate)
-            return y, dx, a.gradient
-
-        def inputs(rng):
-            return {**halves(x=(B, K), dy=(B, G * N), half=(size,))(rng),
-                    **{name: rng.standard_normal(size).astype(np.float32) for name in ("flat", "gradient")}}
-
-        return Case("linear_stack", inputs, run, (None,), HALF_TOLERANCE,
-                    f"float16, and backward, {G} of {N}×{K}{', written' * (not accumulate)}")
-
-    yield stack(8, 128, 64, 3, True)
-    yield stack(8, 256, 128, 2, False)
-    yield stack(136, 128, 192, 2, True)
-
-
-def gradient_cases():
-    """Gradients of several layers in one launch: tiles that are cut, of which one has three parts; one that is and two
-    that are not; none; each width."""
-    def small(rows, sizes, accumulate):
-        """By rung 5."""
-        def run(a, v):
-            before, mma_group.SHORTEST = mma_group.SHORTEST, 1
-            try:
-                with at_most({"matmul": 5}):
-                    return add(sizes, accumulate)(a, v)
-            finally:
-                mma_group.SHORTEST = before
-
-        return Case("linear_gradients", inputs_of(rows, sizes), run, (None,), TOLERANCE,
-                    f"float16, by mma, {len(sizes)} products{', written' * (not accumulate)}", fast=accumulate)
-
-    def names_of(sizes):
-        return [(f"dy_{i}", f"x_{i}", f"dweight_{i}", f"dbias_{i}") for i in range(len(sizes))]
-
-    def inputs_of(rows, sizes):
-        def inputs(rng):
-            return {name: array for given, (N, K) in zip(names_of(sizes), sizes, strict=True) for name, array in zip(
-                given, (*halves(dy=(rows, N), x=(rows, K))(rng).values(), rng.standard_normal((N, K)).astype(
-                    np.float32), rng.standard_normal(N).astype(np.float32)), strict=True)}
-        return inputs
-
-    def add(sizes, accumulate):
-        def run(a, v):
-            layers = [[getattr(a, name) for name in given] for given in names_of(sizes)]
-            layers[-1][3] = None  # a layer without a bias
-            linear_gradients.linear_gradients_backward(layers, accumulate)
-            return tuple(array for layer in layers for array in layer[2:] if array is not None)
-        return run
-
-    def gradients(width, blocks, rows, sizes, accumulate):
-        tiles = sum(m * n for m, n in group.tiles_of(sizes, width))
-        made = group_schedule.cut(tiles, -(-rows // BK), blocks)
-
-        def run(a, v):
-            choose, group.choose = group.choose, lambda *_: (width, made, 0)
-            try:
-                return add(sizes, accumulate)(a, v)
-            finally:
-                group.choose = choose
-
-        return Case("linear_gradients", inputs_of(rows, sizes), run, (None,), TOLERANCE,
-                    f"float16, {tiles} tiles of 128×{width} on {blocks} blocks{', written' * (not accumulate)}")
-
-    yield small(40, [(8, 16), (16, 8), (8, 8)], True)  # two tiles are whole, one is cut
-    yield small(8, [(8, 264)], False)
-    yield gradients(128, 5, 4 * BK + 8, [(136, 72), (8, 72)], True)
-    yield gradients(192, 2, 2 * BK, [(8, 200), (8, 8)], False)
-    yield gradients(256, 4, 72, [(8, 8), (136, 8), (16, 8)], True)
 
 
 def convolution_cases():

@@ -23,7 +23,7 @@ from .case import Arrays, Case
 from .convolutions import convolutions_cases
 from .flash import flash_cases
 from .fp8 import fp8_cases
-from .half import convolution_cases, gradient_cases, product_cases, stack_cases
+from .half import convolution_cases, product_cases
 from .levels import level_cases
 from .products import products_cases
 from .records import cases_of
@@ -37,8 +37,8 @@ FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a v
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 CASES = [case for group in (
     products_cases, convolutions_cases,
-    flash_cases, sla_cases, product_cases, stack_cases,
-    gradient_cases, convolution_cases, fp8_cases, tf32_cases, level_cases) for case in group()]
+    flash_cases, sla_cases, product_cases,
+    convolution_cases, fp8_cases, tf32_cases, level_cases) for case in group()]
 CASES += [case for record in all_operations() for case in cases_of(record)]
 CASES += bfloat16_cases(CASES)
 
