@@ -77,6 +77,7 @@ def check_file(puzzle, path, counts):
     from numdiff.errors import printable
     from numdiff.lessons import catalogue, progress
     from numdiff.lessons.judge import judge
+    from numdiff.lessons.on_device import gpu_line
 
     verdict = judge(puzzle, path)
     entry = progress.record(puzzle.number, verdict.stars) if path.is_file() else {"tries": 0}
@@ -89,5 +90,7 @@ def check_file(puzzle, path, counts):
         click.echo(f"Hints: numdiff learn {puzzle.number} --hint"
                    + (f"; a solution: numdiff learn {puzzle.number} --solution" if entry["tries"] >= TRIES else ""))
         raise SystemExit(1)
+    if line := gpu_line(puzzle, path):
+        click.echo(printable(line))
     if puzzle.number + 1 in catalogue.puzzles():
         click.echo(f"Next: numdiff learn {puzzle.number + 1}")

@@ -155,7 +155,7 @@ def in_words(error, path, doing):
 def load(text, path):
     """The learner's module."""
     linecache.checkcache(str(path))
-    module = types.ModuleType("learner")
+    module = types.ModuleType(path.stem)
     module.__file__ = str(path)
     try:
         with emulator.device(on_fault="collect"):
@@ -186,8 +186,8 @@ def run(module, learner, path, text, grid, block, inputs, order, seed, recorder)
     gpu = emulator.Emulator(order=order, seed=seed, on_fault="collect", float64=False, patience=PATIENCE,
                             recorder=recorder)
 
-    def launch(kernel, grid, block, *arguments, shared=0):
-        gpu.launch(kernel, grid, block, *arguments, shared=shared)
+    def launch(kernel, grid, block, *arguments):
+        gpu.launch(kernel, grid, block, *arguments)
         check_faults(gpu, path)
 
     launch.empty = emulator.EmulatedArray

@@ -6,8 +6,9 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from numdiff.lessons import catalogue
-from numdiff.lessons.judge import judge
+from numdiff.device import get_backend, ptx
+from numdiff.lessons import catalogue, on_device
+from numdiff.lessons.judge import judge, load
 from numdiff_cli.main import main
 
 PUZZLES = catalogue.puzzles()
@@ -26,6 +27,30 @@ def judged(number, tmp_path, text):
 def test_a_solution_has_three_stars(number, tmp_path):
     verdict = judged(number, tmp_path, PUZZLES[number].solution)
     assert (verdict.stars, verdict.message) == (3, "Right, coalesced, and within the puzzle's limits.")
+
+
+def learner_of(number):
+    path = catalogue.FOLDER / "solutions" / f"{PUZZLES[number].name}.py"
+    return load(PUZZLES[number].solution, path)
+
+
+@pytest.mark.parametrize("number", (1, 23, 28))
+def test_a_solution_runs_on_a_device(number):
+    right, seconds = on_device.run_on(get_backend("emulator"), PUZZLES[number].module, learner_of(number))
+    assert right and seconds > 0
+
+
+@pytest.mark.needs("gpu")
+@pytest.mark.parametrize("number", PUZZLES)
+def test_a_solution_is_right_on_a_gpu(number):
+    assert on_device.run_on(get_backend("cuda"), PUZZLES[number].module, learner_of(number))[0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", PUZZLES)
+def test_numba_compiles_a_solution_without_float64(number, monkeypatch):
+    monkeypatch.setattr(ptx, "CAPABILITIES", ((9, 0, "a"),))
+    on_device.run_on(get_backend("ptx"), PUZZLES[number].module, learner_of(number))
 
 
 @pytest.mark.parametrize("number", PUZZLES)
