@@ -92,14 +92,7 @@ REPEATED = re.compile("|".join((
     r"conv2d_weight_gradient: float16, (any kernel|tile of (16|64), 64 |tile of \d\d, 256 |tile of 32, ).*",
     r"conv2d_weight_gradient: bfloat16, tile of 16, 128 .*", r"conv2d(_backward)?: wide, stride 2 v3",
     r"conv2d(_backward)?: (3×3 v[237]|odd v3|(1×1, wide|5×5, stride 2) v7)", r"conv2d_backward: (odd|in parts) v7",
-    r"conv2d_backward: tf32, (.*in parts|tile \(256, 64\)) v4", r"flash_attention: new, HS 72, T 3, 4 warps v4",
-    r"depthwise.*: (3×3.*, 9 wide|5×5.*, 9 wide|7×7, . wide|[57]×[57] float16, 3 wide) v2",
-    # tensor cores' smallest and largest filter are two of the others
-    r"depthwise(_(input|weight)_gradient)?: ([35]×[35] float16, (3|9|17)|7×7 float16, 3) wide v3",
-    r"depthwise_weight_gradient: 7×7 float16, (9 wide|two tiles) v3", r"depthwise_input_gradient: 7×7 .*two tiles v3",
-    r"depthwise(_(input|weight)_gradient)?: (?!3×3 float16, five tiles|7×7 float16, 3 rows).* v4",
-    r"depthwise_input_gradient: .*3 rows v4", r"depthwise(_input_gradient)?: .*five tiles v4",  # a residual's has both
-    r"depthwise_layernorm: .* (136|264|392) channels v.*")))  # as 72, with more of what a lane has
+    r"conv2d_backward: tf32, (.*in parts|tile \(256, 64\)) v4", r"flash_attention: new, HS 72, T 3, 4 warps v4")))
 
 
 # …but those of them that alone reach some statement of a kernel's text, the branch of a constant: a head size that is
@@ -109,7 +102,7 @@ ALONE = re.compile("|".join((
     r"flash_attention: legacy, HS (72, T 2|32, T 66), 2 warps v2", r"flash_attention_backward: new, HS 72, T 3, .* v2",
     r"flash_attention_backward: float16, legacy, HS 72, T 3, 256 keys, .* v3",
     r"flash_attention_backward: legacy, HS 32, T 66, chunks .* v2",  # sums of chunks
-    r"sla: float16, new, HS 72, T 65, .* v2", r"depthwise_weight_gradient: 3×3 float16, 17 wide v3",
+    r"sla: float16, new, HS 72, T 65, .* v2",
     r"conv2d_weight_gradient: float16, tile of 32, (256 pixels, 1 parts|64 pixels, 4 parts), . blocks a cluster vNone",
     r"matmul_symmetric: float16, xᵀ·x, tile 128 vNone")))
 

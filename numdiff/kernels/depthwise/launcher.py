@@ -127,10 +127,11 @@ def _convolve(x, weight, bias, channel, flip, version, residual=None):
 VERSIONS = "naive", "tiled", "mma", "hopper"
 
 
-def _problems(make):
+def _problems(make, *fast):
     """Small problems of an operation: tiles that the image does not fill, and a slice that the channels do not fill.
 
-    make: takes the label, x's shape, the filter's size, a kind of array, and the versions.
+    make: takes the label, x's shape, the filter's size, a kind of array, and what a `Problem` has besides; fast: labels
+        of those that the quick tests run; the others differ in constants of kernels
     """
     given = [("three channels", (1, 4, 5, 3), 3, "n", single), ("3×3", (2, 5, 10, 8), 3, "nt", single),
              ("3×3 float16, two slices", (1, 2, 9, 40), 3, "ntmh", half),
@@ -143,29 +144,28 @@ def _problems(make):
                "tm" if array is half else "t", array)
               for k in (3, 5, 7) for array in (single, half) for width in (3, 9)]
     first = {name[0]: name for name in VERSIONS}
-    return [make(label, shape, k, array, tuple(first[letter] for letter in letters), label == "3×3 float16, 3 wide")
-            for label, shape, k, letters, array in given]
+    return [make(label, shape, k, array, versions=tuple(first[letter] for letter in letters), fast=label in fast,
+                 bfloat16=label == "3×3 float16, 3 wide") for label, shape, k, letters, array in given]
 
 
-def _forward_problem(label, shape, k, array, versions, bfloat16):
+def _forward_problem(label, shape, k, array, **more):
     B, _, _, C = shape
-    return Problem(label, x=array(*shape), weight=array(k, k, C), bias=single(C), channel=single(B, C),
-                   versions=versions, bfloat16=bfloat16)
+    return Problem(label, x=array(*shape), weight=array(k, k, C), bias=single(C), channel=single(B, C), **more)
 
 
-def _input_problem(label, shape, k, array, versions, bfloat16):
-    return Problem(label, dy=array(*shape), weight=array(k, k, shape[3]), versions=versions, bfloat16=bfloat16)
+def _input_problem(label, shape, k, array, **more):
+    return Problem(label, dy=array(*shape), weight=array(k, k, shape[3]), **more)
 
 
-def _increased_problems():
+def _increased_problems(*fast):
     """Problems of version 4 with a residual."""
     return [Problem(f"{each.label}, with a residual", **each.arguments, residual=each.arguments["dy"],
-                    versions=("hopper",)) for each in _problems(_input_problem) if "hopper" in each.versions]
+                    versions=("hopper",), fast=each.fast) for each in _problems(_input_problem, *fast)
+            if "hopper" in each.versions]
 
 
-def _weight_problem(label, shape, k, array, versions, bfloat16):
-    return Problem(label, dy=array(*shape), x=array(*shape), dweight=single(k, k, shape[3]), versions=versions,
-                   tolerance=1e-5, bfloat16=bfloat16)
+def _weight_problem(label, shape, k, array, **more):
+    return Problem(label, dy=array(*shape), x=array(*shape), dweight=single(k, k, shape[3]), tolerance=1e-5, **more)
 
 
 # For the benchmark: of a ConvNeXt block, and of the first of ConvNeXt-T
@@ -174,7 +174,8 @@ SEVENS, FIRST, LATER = half(32, 32, 32, 128), half(64, 56, 56, 96), {"versions":
 
 @operation(reference=depthwise_forward_reference, cost=depthwise_forward_cost, check=_check_forward, chooses=True,
            versions=[Version(name) for name in VERSIONS],
-           problems=[*_problems(_forward_problem),
+           problems=[*_problems(_forward_problem, "three channels", "3×3, 3 wide", "3×3 float16, two slices",
+                                "7×7 float16, two tiles", "7×7 float16, 3 rows"),
                      Problem(x=SEVENS, weight=half(7, 7, 128), bias=single(128), channel=single(32, 128),
                              measured=True), Problem(x=FIRST, weight=half(7, 7, 96), **LATER)])
 def depthwise_forward(x, weight, bias=None, channel=None, version=None):
@@ -185,7 +186,8 @@ def depthwise_forward(x, weight, bias=None, channel=None, version=None):
 
 @operation(reference=depthwise_input_gradient_reference, cost=depthwise_input_gradient_cost,
            check=lambda dy, weight: _check(dy, weight), chooses=True, versions=[Version(name) for name in VERSIONS],
-           problems=[*_problems(_input_problem), *_increased_problems(),
+           problems=[*_problems(_input_problem, "three channels", "3×3 float16, two slices", "7×7 float16, 9 wide"),
+                     *_increased_problems("3×3 float16, five tiles", "7×7 float16, 3 rows"),
                      Problem(dy=SEVENS, weight=half(7, 7, 128), measured=True),
                      Problem(dy=FIRST, weight=half(7, 7, 96), **LATER)])
 def depthwise_input_gradient(dy, weight, residual=None, version=None):
@@ -195,7 +197,8 @@ def depthwise_input_gradient(dy, weight, residual=None, version=None):
 
 @operation(reference=depthwise_weight_gradient_reference, cost=depthwise_weight_gradient_cost,
            check=_check_weight_gradient, chooses=True, versions=[Version(name) for name in VERSIONS],
-           problems=[*_problems(_weight_problem),
+           problems=[*_problems(_weight_problem, "three channels", "5×5, 3 wide", "3×3 float16, two slices",
+                                "3×3 float16, five tiles", "3×3 float16, 17 wide", "7×7 float16, 3 rows"),
                      Problem(dy=SEVENS, x=SEVENS, dweight=single(7, 7, 128), measured=True),
                      Problem(dy=FIRST, x=FIRST, dweight=single(7, 7, 96), **LATER)],
            writes=("dweight",))
