@@ -8,7 +8,7 @@ from collections import Counter
 
 from .watch import BETWEEN, MODEL, Layers, watching_operations
 
-IN_FLIGHT = "backward", "freed, but in use by weight gradients on the side stream"  # kernels/beside.py
+IN_FLIGHT = "backward", "freed, but in use by weight gradients on the side stream"  # kernels/side_stream.py
 
 
 class Holdings:

@@ -15,7 +15,7 @@ from ..device import copy_into, synchronize
 from ..device.planned import collect
 from ..device.roof import peak_flops
 from ..errors import OutOfMemoryError, UsageError
-from ..kernels.beside import in_order
+from ..kernels.side_stream import in_order
 from ..progress_bar import progress_bar
 from ..training.build import build_model, build_trainer, describe_recomputation
 from ..training.compiling import aside, compiling

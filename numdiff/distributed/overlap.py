@@ -14,12 +14,12 @@ model.
 
 THE SAME BITS. One rank reduces each element, in rank order, as without this. Partial sums of a weight's gradient are
 reduced (kernels/second_pass.py) before its group is sent. If gradients of small layers are computed on a side stream
-(kernels/beside.py), a group waits for that stream, and the first stream does not.
+(kernels/side_stream.py), a group waits for that stream, and the first stream does not.
 
 WHY IT CANNOT DEADLOCK. A barrier's kernel spins on one multiprocessor until all ranks have reached that barrier.
 Kernels of the backward pass may need that multiprocessor, even all of them at once. All ranks have the same groups, and
 pass the same barriers in the same order. The first stream waits for the second only at the join, after the last fork.
-In between it waits for the side stream of small layers' gradients (kernels/beside.py), which waits for the first alone.
+In between it waits for the side stream of small layers' gradients (side_stream.py), which waits for the first alone.
 Take the first barrier that not all ranks have reached. A rank that has not reached it has passed all barriers before
 it, so nothing spins there: its backward pass continues, forks, and the rank arrives.
 
@@ -29,9 +29,9 @@ again in this step. Its kernels write nothing else, and the join precedes the ne
 import numpy as np
 
 from ..device import forked, join, lasting, upload
-from ..kernels.beside import follow
 from ..kernels.peer_pieces import peer_copy_pieces, peer_reduce_pieces, pieces_of
 from ..kernels.second_pass import settle_beside
+from ..kernels.side_stream import follow
 from ..nn.partition import joined
 from .buckets import NEVER, last_records, parameters_of
 

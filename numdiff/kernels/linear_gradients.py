@@ -30,7 +30,6 @@ import functools
 import numpy as np
 
 from ..device.limits import multiprocessors_of
-from .beside import rejoin
 from .linear import linear_backward_reference
 from .matmul import group, mma_group
 from .matmul.activations import rung_of
@@ -39,6 +38,7 @@ from .matmul.hopper import group_schedule
 from .matmul.hopper.layout import BK
 from .operation import operation
 from .problem import Problem, half, single
+from .side_stream import rejoin
 from .versions import at_most
 
 MOST = group.PRODUCTS  # layers of a launch

@@ -30,11 +30,11 @@ from typing import NamedTuple
 from ..device import DeviceArray, cuda, float32, int32, int64, launch, load4, store4
 from ..device.eight import one_of
 from ..device.threads import Stack
-from .beside import backward_pass, beside, overlaps, rejoin, wait_for_gradient
 from .common import load4_or_zeros
 from .operation import operation
 from .problem import Problem, single
 from .reduce import column_sum
+from .side_stream import backward_pass, on_side_stream, overlaps, rejoin, wait_for_gradient
 
 THREADS = 256
 FLOATS = 4 * THREADS  # of shared memory
@@ -200,7 +200,7 @@ def settle_beside():
     """`settle`, where the first stream does not read the gradients yet: who does in another is to `follow`."""
     if _waiting and _waiting[-1].sums:
         targets = [s.target for s in _waiting[-1].sums]
-        with beside(targets[0], *targets):
+        with on_side_stream(targets[0], *targets):
             settle()
 
 

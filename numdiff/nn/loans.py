@@ -37,8 +37,8 @@ from ..device import upload
 from ..device.arena import Borrowed
 from ..device.threads import Stack
 from ..errors import NumdiffError
-from ..kernels.beside import rejoin
 from ..kernels.optimizer.zero_ranges import pieces, zero_ranges
+from ..kernels.side_stream import rejoin
 
 FLOAT = np.dtype(np.float32).itemsize
 SMALLEST = 4 << 20  # bytes of gradients that are worth a separate launch to zero some of them

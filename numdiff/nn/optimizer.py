@@ -15,7 +15,6 @@ import numpy as np
 from ..device import AnyArray, copy_into, download, is_device, side_by_side, upload, zeros
 from ..device.limits import multiprocessors_of
 from ..errors import UsageError, shown
-from ..kernels.beside import at_once
 from ..kernels.optimizer.adamw import Ranges, adamw_update
 from ..kernels.optimizer.grad_norm import global_norm
 from ..kernels.optimizer.loss_scale import loss_scale_update
@@ -30,6 +29,7 @@ from ..kernels.optimizer.step_state import (
     step_advance,
 )
 from ..kernels.optimizer.zero_ranges import pieces
+from ..kernels.side_stream import at_once
 from ..settings import COMMON, check_value, complete, takes
 from .module import ALIGNMENT, FlatParameters
 from .partition import Partition

@@ -1,13 +1,13 @@
 """How the backward pass is scheduled on a GPU: hooks that the tape calls, which change no result.
 
-Small weight-gradient kernels run on a side stream, concurrently with the backward pass (kernels/beside.py). Second
+Small weight-gradient kernels run on a side stream, concurrently with the backward pass (kernels/side_stream.py). Second
 passes of split sums are collected and run together (kernels/second_pass.py). Weight gradients that several layers share
 are deferred until the last of them (together.py).
 """
 import contextlib
 
-from ..kernels.beside import wait_for, wait_if_full
 from ..kernels.second_pass import collected
+from ..kernels.side_stream import wait_for, wait_if_full
 from .together import completed
 
 

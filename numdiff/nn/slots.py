@@ -4,8 +4,8 @@ The first consumer that is played back assigns the gradient, and later ones add 
 until the sum is read. An operation whose backward kernel can add then takes the gradient that its first input already
 has (`adds=True`), or the two terms of the sum (`adds=TWO`), which saves a pass over memory.
 """
-from ..kernels.beside import wait_for
 from ..kernels.elementwise import add_forward
+from ..kernels.side_stream import wait_for
 
 TWO = 2  # for `adds`
 

@@ -16,7 +16,8 @@ gradient of an earlier block is requested. The gradients themselves are requeste
 `stale` or aliased, and distributed/buckets.py, which watches the backward pass, finds the weights of all these layers
 in the record of each.
 
-If the layers are small, that launch runs concurrently with the backward pass of the block before (kernels/beside.py).
+If the layers are small, that launch runs concurrently with the backward pass of the block before
+(kernels/side_stream.py).
 
 If a layer is not played back, since nothing depends on it, the others stay deferred. They are launched when the
 backward pass ends (`completed`).
@@ -24,10 +25,10 @@ backward pass ends (`completed`).
 import contextlib
 
 from ..device.threads import Stack
-from ..kernels.beside import beside
 from ..kernels.linear_gradients import linear_gradients_backward
+from ..kernels.side_stream import on_side_stream
 
-SMALL = 9 << 20  # bytes of a layer's dy up to which the launch goes to the second stream (kernels/beside.py)
+SMALL = 9 << 20  # bytes of a layer's dy up to which the launch goes to the side stream (kernels/side_stream.py)
 
 _open = Stack()  # the `Together` of the blocks that run forward in this thread, innermost last
 _begun = Stack()  # those still waiting for layers in this thread's backward passes
@@ -68,7 +69,7 @@ class Together:
             dbias = None if bias is None or bias.frozen else bias.grad
             launches.setdefault(accumulate, []).append((dy, x, dweight, dbias))
         for accumulate, layers in launches.items():
-            with beside(layers[0][0], *(gradient for layer in layers for gradient in layer[2:]), small=SMALL):
+            with on_side_stream(layers[0][0], *(gradient for layer in layers for gradient in layer[2:]), small=SMALL):
                 linear_gradients_backward(layers, accumulate)
 
 

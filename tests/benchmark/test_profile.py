@@ -18,7 +18,7 @@ from numdiff.device import cpu, zeros
 from numdiff.device.arena import Arena
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.roof import Roof, peak_flops
-from numdiff.kernels import add_forward, beside, linear_forward
+from numdiff.kernels import add_forward, linear_forward, side_stream
 from numdiff.training.options import resolve
 from tests.test_progress_bar import Terminal
 
@@ -87,7 +87,7 @@ def test_chrome_trace(on_cpu, tmp_path):
 def test_on_a_gpu(monkeypatch):
     gpu = FakeGpu()
     monkeypatch.setattr(numdiff.device.emulator, "get_emulator", lambda **_: gpu)
-    monkeypatch.setattr(beside, "HELD", 1 << 13)
+    monkeypatch.setattr(side_stream, "HELD", 1 << 13)
     found = profile_step(resolve({**TINY_DIT, "device": "emulator"}), repeats=1, steps=1, warmup=0)
     check_profile(found)
     assert found.captured and gpu.captured == 2  # the step; kernels that do nothing

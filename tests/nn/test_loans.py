@@ -14,7 +14,7 @@ from numdiff.device.planned import CARDS, Planned
 from numdiff.diffusion import Diffusion
 from numdiff.distributed.buckets import Plan, Watch, parameters_of
 from numdiff.errors import NumdiffError
-from numdiff.kernels import Pair, beside
+from numdiff.kernels import Pair, side_stream
 from numdiff.kernels.versions import at_most
 from numdiff.nn import AdamW, DiT, Muon, UNet, float8, functional, loans
 from numdiff.nn.dit import Block
@@ -328,7 +328,7 @@ BASE = {"image_size": 32, "in_channels": 4, "hidden_size": 384, "depth": 6, "num
                    ("dit", "fp16", "mlp", 0.7), ("unet", "fp32", "blocks", 0.2))])
 def test_the_peak_is_lower_by_most_of_the_gradients(kind, precision, recompute, share, monkeypatch):
     monkeypatch.undo()  # only what is worth a launch
-    monkeypatch.setattr(beside, "HELD", 0)  # aliasing leaves less memory to hold back
+    monkeypatch.setattr(side_stream, "HELD", 0)  # aliasing leaves less memory to hold back
     peaks, launches = [], []
     for lends in (False, True):
         device = Counting()

@@ -31,12 +31,12 @@ from ...device import empty, fill_zero, is_device
 from ...dtypes import HALVES, is_half
 from ...errors import TooManyElementsError
 from ..any_batch import assumed
-from ..beside import beside, made_beside
 from ..bias import channel_add_backward, channel_add_forward
 from ..concat import Pair
 from ..elementwise import add_forward
 from ..linear import linear_backward, linear_forward
 from ..reduce import column_sum
+from ..side_stream import made_on_side_stream, on_side_stream
 from ..versions import capped, label, versions_by_name
 from .cpu import conv2d_backward_cpu, conv2d_forward_cpu
 from .direct import (
@@ -233,20 +233,20 @@ def conv2d_backward(dy, x, weight, dweight, dbias=None, stride=1, need_dx=True, 
             if dy.dtype != x.dtype or kind != np.float32:
                 raise ValueError(f"dy and dweight are {dy.dtype} and {kind}: with x in {x.dtype} they must be "
                                  f"{x.dtype} and float32")
-            with beside(dy, dweight, dbias):
+            with on_side_stream(dy, dweight, dbias):
                 dchannel = _half_gradients(dy, x, weight, dweight, dbias, stride, version, need_channel, accumulate)
-            made_beside(dchannel)
+            made_on_side_stream(dchannel)
             dx = _half_input_gradient(dy, weight, x, stride, version, residual) if need_dx else None
             residual = None
         else:
             version = _single_version(version)
-            with beside(dy, dweight, dbias):
+            with on_side_stream(dy, dweight, dbias):
                 dchannel, dbias = _sums(dy, dbias, need_channel)
                 if dbias is not None:
                     column_sum(dy, dbias)
                 if dweight is not None:
                     _weight_gradient(dy, x, dweight, stride, version, accumulate)
-            made_beside(dchannel)
+            made_on_side_stream(dchannel)
             dx = _input_gradient(dy, weight, x, stride, version) if need_dx else None
     if residual is not None and need_dx:
         dx = add_forward(dx, residual)

@@ -6,13 +6,14 @@ WHY
     GPU for a small layer: a UNet's convolution at 8×8 has 16 tiles for 132 multiprocessors. In sequence they leave most
     of the GPU idle, and each begins and ends with microseconds without a product.
 HOW
-    Within `backward_pass`, work launched in `beside` goes to the side stream, which waits there for the main stream.
-    The main stream continues. It waits for the side stream (`rejoin`) before work that needs its results or its memory:
+    Within `backward_pass`, work launched in `on_side_stream` goes to the side stream, which waits there for the main
+    stream. The main stream continues. It waits for the side stream (`rejoin`) before work that needs its results or its
+    memory:
         a gradient that is read or added to before the pass ends         `wait_for_gradient`
-        an array that was made there and is read by the pass itself      `made_beside`, `wait_for`
+        an array that was made there and is read by the pass itself      `made_on_side_stream`, `wait_for`
         memory that is freed: the arena holds it back meanwhile; of more than HELD bytes the older half, `wait_if_full`
         the end of the pass, second passes (second_pass.py), and aliased activations (nn/loans.py)
-    A third stream that takes gradients to other ranks waits for the second by itself (`follow`).
+    A third stream that takes gradients to other ranks waits for the side stream by itself (`follow`).
     Both streams launch the same kernels as one would, on the same numbers: the same bits.
     `at_once` is for tasks of which all are there at the same time, such as Muon's stacks of matrices (nn/optimizer.py).
 WHERE
@@ -21,7 +22,7 @@ WHERE
     recorded step takes no other than the one that runs before it.
 MEASURED
     The UNet's step in fp16, H100: 5.95 to 5.61 ms with 32 images, 5.69 with 32 MiB held, 5.54 with 128, 5.52 with all;
-    3.34 to 2.87 with 8 images; DiT-S/2 with 64 images as before. H200, where the first stream still waited for all
+    3.34 to 2.87 with 8 images; DiT-S/2 with 64 images as before. H200, where the main stream still waited for all
     when too much was held: 5.54 to 5.25 ms.
 SOURCE
     CUDA programming guide, "CUDA Graphs", on stream capture across streams.
@@ -36,11 +37,11 @@ from ..device.arena import Lane
 from ..device.threads import Stack
 
 SMALL = 17 << 20  # bytes of dy: all of a UNet's layers with 32 images
-HELD = 64 << 20  # bytes that wait for the second stream
+HELD = 64 << 20  # bytes that wait for the side stream
 
 
 class Job(NamedTuple):
-    """One launch in `beside`. first: the arena's position when it began; event: recorded after it, or None"""
+    """One launch in `on_side_stream`. first: the arena's position when it began; event: recorded after it, or None"""
 
     first: int
     event: Any
@@ -49,7 +50,7 @@ class Job(NamedTuple):
 class Pass:
     """A thread's backward pass.
 
-    backend: whose second stream has work that the first has not waited for, or None; jobs: that work; arena: the one
+    backend: whose side stream has work that the main stream has not waited for, or None; jobs: that work; arena: the one
         that holds back what is freed; targets, results: arrays that are made there, gradients and others
     inside: whether that stream is launched to now
     """
@@ -118,13 +119,13 @@ def in_order():
 
 
 def forks(backend):
-    """Whether there is a second stream for what is launched now: on a GPU that records a step."""
+    """Whether there is a side stream for what is launched now: on a GPU that records a step."""
     return getattr(backend, "recording", False) and not _orders
 
 
 @contextlib.contextmanager
 def backward_pass():
-    """Context: at its end the first stream waits for the second."""
+    """Context: at its end the main stream waits for the second."""
     if _passes:  # a pass within a pass
         yield
         return
@@ -137,10 +138,10 @@ def backward_pass():
 
 
 @contextlib.contextmanager
-def beside(dy, *targets, small=None):
+def on_side_stream(dy, *targets, small=None):
     """Context: work launched here computes gradients, and adds to or writes `targets` (None: not wanted).
 
-    small: bytes of dy up to which it goes to the second stream; None: SMALL
+    small: bytes of dy up to which it goes to the side stream; None: SMALL
     """
     current = _passes[-1] if _passes else None
     if current is not None and current.inside:  # what waits may have been made before the last `rejoin`
@@ -154,38 +155,38 @@ def beside(dy, *targets, small=None):
 
 
 def rejoin():
-    """Later launches wait for all work launched in `beside`."""
+    """Later launches wait for all work launched in `on_side_stream`."""
     if _passes and not _passes[-1].inside:
         _passes[-1].close()
 
 
 def follow():
-    """Later launches on the current stream, a further one, wait for all work launched in `beside`; the main stream does
-    not wait."""
+    """Later launches on the current stream, a further one, wait for all work launched in `on_side_stream`; the main
+    stream does not wait."""
     if _passes and _passes[-1].jobs and (event := _passes[-1].jobs[-1].event) is not None:
         _passes[-1].backend.wait_for(event)
 
 
-def made_beside(array):
-    """Register an array (or None) made within `beside` that the pass will read, by way of `wait_for`."""
+def made_on_side_stream(array):
+    """Register an array (or None) made within `on_side_stream` that the pass will read, by way of `wait_for`."""
     if array is not None and _passes and _passes[-1].backend is not None:
         _passes[-1].results.append(array)
 
 
 def wait_for(arrays):
-    """`rejoin` if one of these arrays was `made_beside`."""
+    """`rejoin` if one of these arrays was `made_on_side_stream`."""
     if _passes and any(array is made for array in arrays for made in _passes[-1].results):
         rejoin()
 
 
 def wait_for_gradient(array):
-    """`rejoin` if a gradient in this array's memory is made in the second stream."""
+    """`rejoin` if a gradient in this array's memory is made in the side stream."""
     if _passes and any(overlaps(array, target) for target in _passes[-1].targets):
         rejoin()
 
 
 def wait_if_full():
-    """Wait for the second stream's older work, if too much memory does."""
+    """Wait for the side stream's older work, if too much memory does."""
     if _passes and _passes[-1].arena is not None and _passes[-1].arena.held_since(0) > HELD:
         _passes[-1].make_room()
 
@@ -196,7 +197,7 @@ def at_once(backend, tasks):
     several, outer = forks(backend), getattr(backend, "arena", None)
     names, lanes = [f"task {k}" for k in range(1, len(tasks))], []
     for name, task in zip([*names, None], [*tasks[1:], tasks[0]], strict=True):
-        # the first task is last: each of the others waits for all that the first stream has been given
+        # the first task is last: each of the others waits for all that the main stream has been given
         with contextlib.ExitStack() as own:
             if several and name:
                 own.enter_context(forked(backend, name))

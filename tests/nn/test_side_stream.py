@@ -6,7 +6,7 @@ import pytest
 from numdiff.device import copy_into, download, empty, fill_zero, upload
 from numdiff.device.array import set_poison
 from numdiff.distributed import overlap
-from numdiff.kernels import beside
+from numdiff.kernels import side_stream
 from numdiff.kernels.second_pass import SUMS, Sum, add_parts, collected, settle, settle_for
 from numdiff.kernels.versions import at_most
 from numdiff.nn import Muon, UNet, loans, optimizer
@@ -48,11 +48,11 @@ def device():
 
 # The two streams ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("wait", [beside.rejoin, settle, lambda: None], ids=["rejoin", "settle", "end"])
+@pytest.mark.parametrize("wait", [side_stream.rejoin, settle, lambda: None], ids=["rejoin", "settle", "end"])
 def test_side_stream_results_are_complete_afterwards(device, wait):
     target = array(device)
     with collected():
-        with beside.beside(target, target):
+        with side_stream.on_side_stream(target, target):
             fill_zero(target)
         assert not is_zero(target)
         wait()
@@ -63,20 +63,20 @@ def test_side_stream_results_are_complete_afterwards(device, wait):
 def test_a_gradient_that_is_read_is_waited_for(device):
     target, other, result = (array(device) for _ in range(3))
     with collected():
-        with beside.beside(target, target[:8], None):
+        with side_stream.on_side_stream(target, target[:8], None):
             fill_zero(target)
-        beside.made_beside(result)
-        beside.made_beside(None)
+        side_stream.made_on_side_stream(result)
+        side_stream.made_on_side_stream(None)
         settle_for(other)
         settle_for(target[8:])
-        beside.wait_for((other, None))
+        side_stream.wait_for((other, None))
         assert not is_zero(target)
         settle_for(target[4:])
         assert is_zero(target)
-        with beside.beside(target):
+        with side_stream.on_side_stream(target):
             fill_zero(result)
-        beside.made_beside(result)
-        beside.wait_for((other, result))
+        side_stream.made_on_side_stream(result)
+        side_stream.wait_for((other, result))
         assert is_zero(result)
 
 
@@ -93,7 +93,7 @@ def test_a_group_of_gradients_waits_for_the_second_stream_and_the_first_goes_on(
 
     monkeypatch.setattr(watcher, "_add", add)
     with collected():
-        with beside.beside(target, target):
+        with side_stream.on_side_stream(target, target):
             fill_zero(target)
         add_parts([Sum(parts, 1, summed, False)], waits=True)
         for number in range(3):
@@ -109,13 +109,13 @@ def test_a_sum_of_parts_that_waited_is_waited_for_wherever_it_is_added_up(device
     parts, targets = array(device, 0), [array(device) for _ in range(SUMS + 1)]
 
     def make(target):
-        with beside.beside(target, target):
+        with side_stream.on_side_stream(target, target):
             add_parts([Sum(parts, 1, target, False)], waits=True)
 
     with collected():
         for target in targets[:-1]:
             make(target)
-        beside.rejoin()
+        side_stream.rejoin()
         make(targets[-1])  # for which the others make room
         assert not is_zero(targets[0])
         settle_for(targets[0])
@@ -126,47 +126,47 @@ def test_memory_freed_meanwhile_is_not_reused(device):
     first, target = array(device, 0), array(device)
     address = device.pointer(first)
     with collected():
-        with beside.beside(first, target):
+        with side_stream.on_side_stream(first, target):
             device.copy(first, target)
         del first
         assert device.pointer(array(device)) != address
-        beside.rejoin()
+        side_stream.rejoin()
         assert is_zero(target) and device.pointer(array(device)) == address
 
 
 def test_of_too_much_that_is_held_the_older_half_comes_back(device, monkeypatch):
     """For which the first stream waits for the older work alone."""
-    monkeypatch.setattr(beside, "HELD", 4 * 4 * FLOATS)
+    monkeypatch.setattr(side_stream, "HELD", 4 * 4 * FLOATS)
     targets = [array(device) for _ in range(5)]
     with collected():
         for target in targets:
             given = array(device, 0)
-            with beside.beside(given):
+            with side_stream.on_side_stream(given):
                 device.copy(given, target)
             del given
-            beside.wait_if_full()
+            side_stream.wait_if_full()
         assert [is_zero(target) for target in targets] == [True, True, True, False, False]
         assert device.arena.held_since(0) == 2 * 4 * FLOATS
         del target, targets[0], targets[1:]  # more than half of it since the last one
-        beside.wait_if_full()
+        side_stream.wait_if_full()
         assert device.arena.held_since(0) == 0
 
 
 def test_a_large_layer_stays_in_the_first_stream(device, monkeypatch):
     target = array(device)
-    monkeypatch.setattr(beside, "SMALL", target.nbytes - 4)
+    monkeypatch.setattr(side_stream, "SMALL", target.nbytes - 4)
     with collected():
-        with beside.beside(target, target):
+        with side_stream.on_side_stream(target, target):
             fill_zero(target)
         assert is_zero(target)
 
 
 def test_outside_of_a_backward_pass_all_is_in_order(device):
     target = array(device)
-    with beside.beside(target, target):
+    with side_stream.on_side_stream(target, target):
         fill_zero(target)
     assert is_zero(target)
-    for function in (beside.rejoin, beside.wait_if_full):
+    for function in (side_stream.rejoin, side_stream.wait_if_full):
         function()
 
 
@@ -176,7 +176,7 @@ def test_a_step_that_is_not_recorded_runs_in_order_and_holds_the_same_memory():
     first, target = array(device, 0), array(device)
     address = device.pointer(first)
     with collected():
-        with beside.beside(first, target):
+        with side_stream.on_side_stream(first, target):
             device.copy(first, target)
         assert is_zero(target)
         del first
@@ -186,11 +186,11 @@ def test_a_step_that_is_not_recorded_runs_in_order_and_holds_the_same_memory():
 
 def test_in_order_there_is_one_stream(device):
     target = array(device)
-    with beside.in_order(), collected():
-        with beside.beside(target, target):
+    with side_stream.in_order(), collected():
+        with side_stream.on_side_stream(target, target):
             fill_zero(target)
         assert is_zero(target)
-        beside.at_once(device, [lambda: array(device)] * 2)
+        side_stream.at_once(device, [lambda: array(device)] * 2)
     assert device.jobs == 0
 
 
@@ -198,13 +198,13 @@ def test_an_error_lets_go_of_what_is_held(device):
     first = array(device, 0)
     address = device.pointer(first)
     with pytest.raises(KeyError), collected():
-        with beside.beside(first):
+        with side_stream.on_side_stream(first):
             fill_zero(first)
         del first
         raise KeyError
     assert device.pointer(array(device)) == address
     with collected():  # a pass within a pass is part of it
-        with collected(), beside.beside(target := array(device), target):
+        with collected(), side_stream.on_side_stream(target := array(device), target):
             fill_zero(target)
         assert not is_zero(target)
     assert is_zero(target)
@@ -224,13 +224,13 @@ def test_tasks_at_once_wait_for_what_was_before_and_are_waited_for(device):
             del other
 
     used = device.arena.used_bytes
-    beside.at_once(device, [lambda: task(first), lambda: task(second), lambda: task(third)])
+    side_stream.at_once(device, [lambda: task(first), lambda: task(second), lambda: task(third)])
     assert device.jobs == 2 and len(taken) == 6 and len(set(taken)) == 3
     for target in (first, second, third):
         np.testing.assert_array_equal(download(target), download(given))
     assert device.arena.used_bytes == used and device.pointer(array(device)) in taken
     with pytest.raises(KeyError):
-        beside.at_once(device, [lambda: array(device), lambda: {}[0]])
+        side_stream.at_once(device, [lambda: array(device), lambda: {}[0]])
     assert device.pointer(array(device)) in taken  # nothing of it is left
 
 
