@@ -2,7 +2,7 @@
 import numpy as np
 
 from ..device import empty, zeros
-from ..kernels.any_batch import any_batch
+from ..kernels.batch_invariance import batch_invariant
 from ..kernels.diffusion.ahead import place, take, timesteps_ahead
 from ..kernels.linear_group import split
 
@@ -39,7 +39,7 @@ class Ahead:
     def launch(self):
         timesteps_ahead(self.table, self.step, self.begin, self.t, self.rows)
         offset = 0
-        with any_batch(len(self.t)), self.model.arithmetic():
+        with batch_invariant(len(self.t)), self.model.arithmetic():
             for part in self.model.conditioning(self.t, self.labels):
                 part = part.data.reshape(self.steps, -1)
                 place(self.all, part, offset)

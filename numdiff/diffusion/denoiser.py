@@ -31,7 +31,7 @@ import numpy as np
 
 from ..device import download, upload
 from ..errors import UsageError, shown
-from ..kernels.any_batch import evaluated
+from ..kernels.batch_invariance import evaluated
 from ..kernels.diffusion.levels import target_reference, turn_reference
 from ..kernels.diffusion.sampler import estimate_x_0, guide, model_input, on_engine
 from ..nn import Tensor

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..device import Replayed, copy_into, empty_like, fill_zero, upload, with_dtype, zeros
 from ..device.traffic import Pace
-from ..kernels.any_batch import many_evaluations
+from ..kernels.batch_invariance import many_evaluations
 from ..kernels.diffusion.sampler import blend, combine, learned_step, weighted_sum
 from ..kernels.optimizer.step_state import next_row
 from ..kernels.random import PURPOSE_SAMPLER, random_normal

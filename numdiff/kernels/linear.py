@@ -37,7 +37,7 @@ import numpy as np
 from ..device import fill_zero, is_device, over_batch
 from ..device.limits import multiprocessors_of
 from ..dtypes import working_type
-from .any_batch import blocks, filled, rows_of_a_sample
+from .batch_invariance import blocks, filled, rows_of_a_sample
 from .concat import Pair
 from .elementwise import gelu_backward, gelu_forward
 from .matmul import (
@@ -68,7 +68,7 @@ from .versions import versions_by_name
 # Where the product takes the gate in: tiles of 128 × 192 of a block, at least, and columns. Sampling from a DiT-XL/2
 # (1152 columns) gains 1.6 % by it, from a DiT-S/2 (384) loses 4 %; others were not measured.
 GATE_ROUNDS, GATE_COLUMNS = 2, 1024
-LEAST_ROWS = 256  # of a product, where `any_batch` cuts the batch
+LEAST_ROWS = 256  # of a product, where `batch_invariant` cuts the batch
 
 
 def linear_forward_reference(x, weight, bias=None, residual=None):

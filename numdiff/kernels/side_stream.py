@@ -50,7 +50,8 @@ class Job(NamedTuple):
 class Pass:
     """A thread's backward pass.
 
-    backend: whose side stream has work that the main stream has not waited for, or None; jobs: that work; arena: the one
+    backend: whose side stream has work that the main stream has not waited for, or None; jobs: that work; arena: the
+    one
         that holds back what is freed; targets, results: arrays that are made there, gradients and others
     inside: whether that stream is launched to now
     """

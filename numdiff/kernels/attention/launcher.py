@@ -26,7 +26,7 @@ from ...device.requires import supports
 from ...device.specialise import Variants
 from ...dtypes import is_half
 from ...errors import TooManyElementsError
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..versions import capped, label, versions_by_name
 from . import (
     backward,
@@ -194,11 +194,11 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
     if version == 1:
         queries, threads, kernel, nbytes = simple.ROWS, simple.ROWS, simple_kernels[HS, "forward"], 0
     elif version == 2:
-        warps = choose_warps(HS, assumed(B) * heads, T, multiprocessors, shared_limit(qkv))
+        warps = choose_warps(HS, nominal_extent(B) * heads, T, multiprocessors, shared_limit(qkv))
         queries, threads, kernel = forward.WARP_QUERIES * warps, WARP * warps, forward_kernels_v2[HS, warps]
         nbytes = 4 * forward.shared_floats(HS, warps)
     elif version == 3:
-        queries = choose_queries(assumed(B) * heads, T, multiprocessors)
+        queries = choose_queries(nominal_extent(B) * heads, T, multiprocessors)
         M = queries // 64
         threads, kernel, nbytes = forward_half.THREADS, forward_kernels_v3[HS, M], forward_half.shared_bytes(HS, M)
     else:

@@ -9,8 +9,8 @@ MATHEMATICS
 SHAPES
     as in direct.py, of any float; what has 16 bits is computed in float32 and rounded once
 DETERMINISM
-    the cores share the images, and their parts of a weight gradient are added in order; within `any_batch` a product
-    has the same number of rows in any batch.
+    the cores share the images, and their parts of a weight gradient are added in order; within `batch_invariant` a
+    product has the same number of rows in any batch.
 SOURCE
     direct.py; rows copied once, of which BLAS reads overlapping operands: Cho and Brand 2017, "MEC: Memory-efficient
     Convolution for Deep Neural Network", arXiv:1706.06873.
@@ -21,13 +21,13 @@ import numpy as np
 
 from ...device import over_batch
 from ...dtypes import is_half
-from ..any_batch import blocks, filled, is_any_batch, rows_are_alike
+from ..batch_invariance import blocks, filled, is_batch_invariant, rows_are_alike
 from ..reduce import column_sum
 from .im2col import output_size
 from .winograd import winograd_forward, winograd_supports, winograd_weight_gradient
 from .winograd_rows import winograd_rows_forward
 
-LEAST_ROWS = 256  # of a product, where `any_batch` cuts the batch
+LEAST_ROWS = 256  # of a product, where `batch_invariant` cuts the batch
 CACHE = 1 << 20  # bytes of rows that are multiplied at a time: they should stay in a core's own cache
 
 
@@ -55,7 +55,7 @@ def conv2d_forward_cpu(x, weight, bias=None, stride=1, channel=None, residual=No
                                         residual)
         return wide.astype(x.dtype)
     if winograd_supports(x, weight, stride):
-        forward = winograd_rows_forward if is_any_batch() and not rows_are_alike() else winograd_forward
+        forward = winograd_rows_forward if is_batch_invariant() and not rows_are_alike() else winograd_forward
         return forward(x, weight, bias, channel, residual)
     n, kernel, _, c = weight.shape
     b, ho, wo = len(x), output_size(x.shape[1], stride), output_size(x.shape[2], stride)

@@ -52,7 +52,7 @@ import numpy as np
 from ...device import cuda, empty, float32, int32, is_device, launch, load4, store4
 from ...device.specialise import specialise
 from ...errors import TooManyElementsError
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..common import divide
 from ..matmul.vectorised import STEP, multiply, no_products
 from ..versions import versions_by_name
@@ -384,7 +384,7 @@ def _multiply(win, weight, bias, y, stride):
     pixels, by_four = y.size // n, c % 4 == 0
     tile_n = tile_width(n) if by_four else 64
     grid = -(-pixels // TILE_M), -(-n // tile_n)
-    parts, part_steps = cut(-(-assumed(pixels) // TILE_M) * grid[1], 2 * tile_n, -(-windows.K // STEP))
+    parts, part_steps = cut(-(-nominal_extent(pixels) // TILE_M) * grid[1], 2 * tile_n, -(-windows.K // STEP))
     out = y if parts == 1 else empty((parts, y.size), like=y)
     launch(conv2d_forward_kernels_v7[tile_n, by_four], (*grid, parts), 2 * tile_n, win.reshape(-1),
            filters(weight).reshape(-1), weight.reshape(-1) if bias is None else bias, out.reshape(-1), windows, pixels,

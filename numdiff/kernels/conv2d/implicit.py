@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from ...device import cuda, empty, float32, int32, launch
 from ...device.specialise import specialise
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..common import divide
 from ..matmul.vectorised import STEP, multiply, no_products
 from .direct import Geometry
@@ -207,7 +207,8 @@ def implicit_forward(x, weight, bias, y, stride):
     tile_n, by_four = (tile_width(n), True) if c % STEP == 0 else (64, False)
     grid = -(-b * ho * wo // TILE_M), -(-n // tile_n)
     threads = 2 * tile_n
-    parts, part_steps = cut(-(-assumed(b * ho * wo) // TILE_M) * grid[1], threads, kernel * kernel * -(-c // STEP))
+    blocks = -(-nominal_extent(b * ho * wo) // TILE_M) * grid[1]
+    parts, part_steps = cut(blocks, threads, kernel * kernel * -(-c // STEP))
     out = y if parts == 1 else empty((parts, y.size), like=y)
     launch(conv2d_forward_kernels_v3[tile_n, by_four], (*grid, parts), threads, x.reshape(-1), weight.reshape(-1),
            weight.reshape(-1) if bias is None else bias, out.reshape(-1), Geometry(h, w, c, ho, wo, n, kernel, stride),

@@ -30,7 +30,7 @@ import numpy as np
 from ...device import empty, fill_zero, is_device
 from ...dtypes import HALVES, is_half
 from ...errors import TooManyElementsError
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..bias import channel_add_backward, channel_add_forward
 from ..concat import Pair
 from ..elementwise import add_forward
@@ -131,7 +131,7 @@ def channel_statistics(x, weight, stride=1, least=WORTH_STATISTICS):
     allowed = capped("conv2d", 6) == 6 and not isinstance(x, Pair)
     if allowed and is_device(x) and conv2d_hopper.hopper_supports(x, weight, stride):
         result = *x.shape[:3], weight.shape[0]
-        if assumed(math.prod(result)) * x.dtype.itemsize >= least:
+        if nominal_extent(math.prod(result)) * x.dtype.itemsize >= least:
             shape = conv2d_hopper.statistics_shape(result)
     return None if shape is None else empty(shape, np.float32, like=x)
 

@@ -55,7 +55,7 @@ from ...device.tensor_core import (
     store_words4,
     unpack_half2,
 )
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..common import divide, no_numbers
 from .direct import Added, Addends
 
@@ -426,7 +426,7 @@ def halo_forward(x, weight, bias, y, channel=None, residual=None, flipped=False,
     """
     b, h, w, c = x.shape
     n = y.shape[3]
-    seg, frags = only or choose_tile(assumed(b), h, w, n, multiprocessors_of(x))
+    seg, frags = only or choose_tile(nominal_extent(b), h, w, n, multiprocessors_of(x))
     rows = 16 if (seg, frags) == (16, 4) else 8
     bands, across = -(-h // rows), -(-w // seg)
     segments = b * bands * across

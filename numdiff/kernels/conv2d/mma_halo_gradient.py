@@ -37,7 +37,7 @@ from ...device.limits import multiprocessors_of, shared_limit
 from ...device.requires import requires
 from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_core import ldmatrix_x4_trans, mma_m16n8k16_into, ones_half2, store_words2, word_of
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..common import divide, no_numbers
 from ..reduce import column_sum
 from ..second_pass import Sum, add_parts
@@ -282,7 +282,7 @@ def halo_weight_gradient(dy, x, dweight, accumulate=True, dbias=None, only=None)
     bands, across = -(-h // ROWS), -(-w // seg)
     tiles = -(-b * bands * across // (16 // seg))
     blocks = -(-c // TILE) * -(-n // TILE)
-    wanted = max(1, -(-assumed(b) * bands * across // (16 // seg)))
+    wanted = max(1, -(-nominal_extent(b) * bands * across // (16 // seg)))
     parts = max(1, min(multiprocessors_of(x) // blocks, wanted))
     part_tiles = -(-tiles // parts)
     parts = -(-tiles // part_tiles)

@@ -22,8 +22,8 @@ ON THE CORES
     Python's lock. The cores share the images, or where an image has fewer tiles than outputs have channels, these: each
     then lays out its part of the weights alone.
 DETERMINISM
-    the size of a slice depends on the image's alone, so within `any_batch` an image has the same bits in any batch,
-    where `rows_are_alike`; elsewhere winograd_rows.py has that.
+    the size of a slice depends on the image's alone, so within `batch_invariant` an image has the same bits in any
+    batch, where `rows_are_alike`; elsewhere winograd_rows.py has that.
 COST
     16/36 of the multiply-adds, and about ten additions for each number of x and of y. On a core of an AMD EPYC (Zen 4),
     where three products of tap rows (cpu.py) take the time in brackets: 24 images of 32 × 32, 32 to 32 channels, 5.4 ms
@@ -38,7 +38,7 @@ READ NEXT
 import numpy as np
 
 from ...device import on_host, over_batch, workers
-from ..any_batch import assumed, is_any_batch, kept
+from ..batch_invariance import is_batch_invariant, kept, nominal_extent
 
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
 G_ROWS_AND_COLUMNS = np.kron(G, G)  # (16, 9): takes the nine taps to the sixteen factors
@@ -53,7 +53,7 @@ def winograd_supports(x, weight, stride):
     """Whether this convolution is computed here. Not in float64, which results are compared with."""
     n, kernel, _, c = weight.shape
     return (kernel == 3 and stride == 1 and min(n, c) >= MIN_CHANNELS and x.dtype == np.float32
-            and assumed(x.size // c) >= MIN_PIXELS)
+            and nominal_extent(x.size // c) >= MIN_PIXELS)
 
 
 # Transforms, compiled for the host: a tile stays in the core's first cache, and no thread waits for another -----------
@@ -181,7 +181,7 @@ class Slices:
 
 
 def images_of_a_slice(tiles):
-    """How many images of `tiles` tiles a product has: with `any_batch` its rows must be a multiple of 16."""
+    """How many images of `tiles` tiles a product has: with `batch_invariant` its rows must be a multiple of 16."""
     return max(16 // tiles, min(IMAGES, ROWS // tiles)) if ROWS % tiles == 0 else 1
 
 
@@ -211,7 +211,7 @@ def winograd_forward(x, weight, bias=None, channel=None, residual=None):
     channel = np.empty((0, n), np.float32) if channel is None else single_rows(channel)
     residual = y[:0] if residual is None else single_rows(residual)
     tiles_of_image = ((h + 1) // 2) * ((w + 1) // 2)
-    fixed, size = is_any_batch(), images_of_a_slice(tiles_of_image)
+    fixed, size = is_batch_invariant(), images_of_a_slice(tiles_of_image)
 
     def convolve(first, last, images, start, factors):
         slices = Slices(h, w, images)

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...device import cuda, empty, float32, launch, load4, store4
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..reduce import BLOCK, cut, tree_sum
 from .groups import affine, affine_gradient
 
@@ -268,7 +268,7 @@ def groupnorm_backward_kernel_v2(dy, x, vectors, averages, residual, dx, cut, ac
 def chunks_forward(x, weight, bias, y, mean, rstd, P, groups, eps, activate):
     """y, mean (B, G) and rstd of x (B, ..., C), P pixels, for arrays that launcher.py has checked."""
     B, C = x.shape[0], x.shape[-1]
-    lanes, tiles, chunk, chunks = cut(assumed(B), P, C, 4)
+    lanes, tiles, chunk, chunks = cut(nominal_extent(B), P, C, 4)
     chunk_mean, chunk_squares = empty(B * chunks * C, np.float32, like=x), empty(B * chunks * C, np.float32, like=x)
     x, mean, rstd = x.reshape(-1), mean.reshape(-1), rstd.reshape(-1)
     launch(groupnorm_chunk_kernel_v2, (chunks, tiles, B), BLOCK, x, chunk_mean, chunk_squares, P, C, lanes, chunk)

@@ -22,7 +22,7 @@ SOURCE
 import numpy as np
 
 from ...device import empty, empty_like
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..concat import Pair
 from ..elementwise import add_forward
 from ..operation import Version, operation
@@ -86,7 +86,7 @@ def _choose(x, groups, version, dy=None):
             raise ValueError(f"version 3 (one-pass) finds no tile for groups of {C // groups} channels that a block "
                              "of this device could keep, or dy is not of x's type; use version=2")
         if version is None:
-            estimate = version_2_estimate(assumed(B), P, C, x.dtype.itemsize, dy is not None)
+            estimate = version_2_estimate(nominal_extent(B), P, C, x.dtype.itemsize, dy is not None)
             version = capped("groupnorm" if dy is None else "groupnorm_backward",
                              1 if C % 4 else 3 if plan is not None and plan.ns < estimate else 2)
     return version, plan

@@ -38,7 +38,7 @@ import numpy as np
 from ...device import cuda, empty, float32, int32, launch, opaque, uint32
 from ...device.eight import load8_into, numbers8, one_of, store8_from
 from ...dtypes import is_half
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..common import divide
 from ..concat import Pair, parts_of
 from .one_pass_half import ask
@@ -262,7 +262,7 @@ def normalise_forward(x, weight, bias, groups, eps, silu, statistics):
     P = x.size // (B * C)
     y = empty(x.shape, x.dtype, like=first)
     mean, rstd = empty((B, groups), np.float32, like=first), empty((B, groups), np.float32, like=first)
-    rows, turns = block_shape(assumed(B), P, C, first.backend.multiprocessors)
+    rows, turns = block_shape(nominal_extent(B), P, C, first.backend.multiprocessors)
     team = min(WARP, 1 << (rows // PAIRS_A_THREAD * (C // groups // 2) - 1).bit_length())
     launch(groupnorm_forward_kernel_v4, (-(-P // (rows * turns)), B), (C // VECTOR, rows),
            Pair(first.reshape(-1), second.reshape(-1)), Pair(known.reshape(-1), known_2.reshape(-1)), weight, bias,

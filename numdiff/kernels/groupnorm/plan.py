@@ -25,7 +25,7 @@ from ...device.limits import (
 )
 from ...device.requires import supports
 from ...dtypes import is_half
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..concat import parts_of
 from .clusters import BACKWARD_CLUSTERS, BLOCKS
 from .one_pass import groupnorm_forward_kernel_v3
@@ -241,6 +241,6 @@ def plan_for(x, width, backward):
     if (C % VECTOR or seam % VECTOR or not (is_half(x.dtype) or x.dtype == np.float32) or x.size >= B << 31
             or not supports(first, groupnorm_forward_kernel_v3)):
         return None
-    return choose_plan(assumed(B), x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(first),
+    return choose_plan(nominal_extent(B), x.size // (B * C), C, width, x.dtype.itemsize, backward, shared_limit(first),
                        multiprocessors_of(first),
                        supports(first, BACKWARD_CLUSTERS))

@@ -17,7 +17,7 @@ import numpy as np
 from ...device import empty, is_device
 from ...device.requires import supports
 from ...dtypes import is_half
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..elementwise import gelu_backward, gelu_forward
 from ..transformer.gate import gate_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
@@ -60,8 +60,8 @@ def _launch_activation(a, b, c, N, transpose_b, activation, other=None, bias=Non
     """N: columns of A·B, or of each of its halves."""
     M, K = a.shape
     rung = rung_of(a) if activation in ACTIVATIONS_5 else 6
-    (rows, width), _, paired = half_tile(a.backend, rung, 1, assumed(M), 2 * N if activation == "swiglu" else N, K,
-                                         False)
+    columns = 2 * N if activation == "swiglu" else N
+    (rows, width), _, paired = half_tile(a.backend, rung, 1, nominal_extent(M), columns, K, False)
     if rung == 5:
         tile = (rows, width) if (rows, width) in ACTIVATION_TILES else min(ACTIVATION_TILES)
         mma.launch_mma(a, b, c, 1, M, N, K, False, transpose_b, bias, None, 1.0, False, tile, 1, activation, other,

@@ -17,7 +17,7 @@ READ NEXT
 import functools
 
 from ...device.limits import MULTIPROCESSORS
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..tuning import tuned_or
 from . import register_tiles, vectorised
 from .hopper.layout import BK, BM, STAGES, SYMMETRIC_WIDTHS
@@ -155,9 +155,9 @@ def half_tile(backend, version, batch, M, N, K, can_split):
     return estimated()
 
 
-def as_assumed(batch, M):
+def as_nominal(batch, M):
     """(batch, M): what grows with the model's batch is the rows of one product, or the number of products."""
-    return (batch, assumed(M)) if batch == 1 else (assumed(batch), M)
+    return (batch, nominal_extent(M)) if batch == 1 else (nominal_extent(batch), M)
 
 
 @functools.lru_cache(maxsize=4096)

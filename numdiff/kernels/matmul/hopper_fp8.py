@@ -48,7 +48,7 @@ from ...device.specialise import Variants
 from ...device.tensor_map import tensor_map
 from ...errors import NumdiffError
 from ...float8 import numbers_of
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..elementwise import gelu_backward, gelu_forward
 from ..quantise import quantise_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
@@ -165,7 +165,7 @@ def _launch(a, b, c, M, N, K, scales, bias, residual, promoted, activation="", o
     into: (scale, amax) of what GELU or its derivative gives, where that is bytes
     """
     multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
-    width = choose_width(assumed(M), N, K, multiprocessors, promoted, activation)
+    width = choose_width(nominal_extent(M), N, K, multiprocessors, promoted, activation)
     columns = width // 2 if activation == "swiglu" else width
     map_a, map_b = tensor_map(a, (STEP, BM)), tensor_map(b, (STEP, columns))
     map_d = map_a if other is None else map_of_result(other)

@@ -20,12 +20,12 @@ from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, multiprocessors_of
 from ...device.requires import supports
 from ...dtypes import is_half, working_type
 from ...errors import TooManyElementsError
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..elementwise import cast_forward
 from ..reduce import column_sum
 from ..versions import capped, label, versions_by_name
 from . import mma, mma_group, naive, register_tiles, split_k, tf32, tiled, vectorised
-from .choice import as_assumed, by_eight, by_four, choose_tile, half_tile, operand_by_four, slice_of
+from .choice import as_nominal, by_eight, by_four, choose_tile, half_tile, operand_by_four, slice_of
 from .hopper.kernel import KERNELS
 from .hopper.launcher import launch_hopper, takes_batch
 from .hopper.layout import BK, BM
@@ -163,7 +163,7 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
         mma_group.launch_group([(a, b, c)], accumulate)
         return
     if version > 2:
-        tile, slices, paired = half_tile(a.backend, version, *as_assumed(batch, M), N, K,
+        tile, slices, paired = half_tile(a.backend, version, *as_nominal(batch, M), N, K,
                                          batch == 1 and (version == 5 or c.dtype == np.float32))
         if version == 6:
             a, b, c = (x.reshape(-1, x.shape[-1]) for x in (a, b, c))
@@ -211,7 +211,7 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
     if version == 3 or version == 4:
         multiprocessors = multiprocessors_of(c.array)
         tiles = vectorised.TILES if version == 4 else (tile,)
-        batch, rows = (assumed(outer) * inner, M) if a.outer else as_assumed(outer * inner, M)  # a.outer: images
+        batch, rows = (nominal_extent(outer) * inner, M) if a.outer else as_nominal(outer * inner, M)  # a.outer: images
         tile, slices = choose_tile(batch, rows, N, K, multiprocessors, tiles)
     if slices == 1:
         _launch(version, tile, a, b, c, M, N, K, K, outer, inner, bias, alpha, accumulate)

@@ -13,7 +13,7 @@ READ NEXT
 from ...device import empty, empty_like, is_device
 from ...device.requires import supports
 from ...dtypes import is_half
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..concat import Pair
 from ..reduce import column_sum
 from ..versions import capped
@@ -37,7 +37,7 @@ def _launch_pair(a, b, c, second, N, transpose_a, transpose_b, bias=None, row_su
     a, b, c, second = (x.reshape(-1, x.shape[-1]) for x in (a, b, c, second))
     M, K = a.shape[::-1] if transpose_a else a.shape
     K += second.shape[1] if transpose_b else 0
-    (_, width), slices, paired = half_tile(a.backend, 6, 1, assumed(M), N, K, transpose_a)
+    (_, width), slices, paired = half_tile(a.backend, 6, 1, nominal_extent(M), N, K, transpose_a)
     launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, None, 1.0, transpose_a, width, slices,
                   row_sums, second=second, paired=paired)
 

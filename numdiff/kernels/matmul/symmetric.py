@@ -11,7 +11,7 @@ SOURCE
 from ...device import cuda, empty, float32, is_device, launch
 from ...device.requires import supports
 from ...dtypes import is_half, working_type
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..versions import capped
 from .choice import by_eight, choose_symmetric
 from .hopper.kernel import KERNELS
@@ -53,7 +53,7 @@ def matmul_symmetric(a, b, transpose_a=False, transpose_b=False, alpha=1.0, diag
         raise ValueError(f"residual has shape {residual.shape}, the product has {(batch, N, N)}")
     if is_device(a) and _symmetric_in_one(a, b, residual, N, K):
         c = empty((batch, N, N), a.dtype, like=a)
-        width = choose_symmetric(assumed(batch), N, K, a.backend.multiprocessors)
+        width = choose_symmetric(nominal_extent(batch), N, K, a.backend.multiprocessors)
         flat = (x.reshape(-1, x.shape[-1]) for x in (a, b, c))
         launch_hopper(*flat, N, N, K, transpose_a, transpose_b, None, residual, alpha, False, width, 1,
                       batch=batch, symmetric=True, diagonal=diagonal)

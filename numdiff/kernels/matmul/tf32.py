@@ -52,7 +52,7 @@ from ...device.limits import multiprocessors_of
 from ...device.requires import requires, supports
 from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
-from ..any_batch import assumed
+from ..batch_invariance import nominal_extent
 from ..versions import capped, label
 from .operands import Epilogue, Shape, Strides, first_output, length_of, start_of_c, starts_of
 from .split_half import add_partials
@@ -403,7 +403,8 @@ def launch_tf32(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residua
         copy_into(array, residual)
         residual, accumulate = None, True
     flat_c = array.reshape(-1)[c.start:]
-    batch, rows = (assumed(outer) * inner, M) if a.outer else (outer * inner, assumed(M))  # a.outer: images
+    images = bool(a.outer)
+    batch, rows = (nominal_extent(outer) * inner, M) if images else (outer * inner, nominal_extent(M))
     whole = batch == 1 and c.row == N and flat_c.size == M * N
     tile, slices = choose(batch, rows, N, K, whole, multiprocessors_of(array))
     flat_a, flat_b = (m.array.reshape(-1)[m.start:] for m in (a, b))

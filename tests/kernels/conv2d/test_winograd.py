@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from numdiff.device.cpu import shares
-from numdiff.kernels.any_batch import any_batch, evaluated
+from numdiff.kernels.batch_invariance import batch_invariant, evaluated
 from numdiff.kernels.conv2d import conv2d_backward_reference, conv2d_forward_reference, cpu, winograd, winograd_rows
 from numdiff.kernels.conv2d.cpu import conv2d_backward_cpu, conv2d_forward_cpu
 from numdiff.kernels.conv2d.winograd import winograd_forward, winograd_supports, winograd_weight_gradient
@@ -34,7 +34,7 @@ def test_winograd_forward(forward, name, monkeypatch):
         given = {k: v.astype(np.float64) for k, v in addends.items()}
         wanted = conv2d_forward_reference(*wide[:2], **given)
         close(forward(x, weight, **addends), wanted)
-        with any_batch(len(x)):
+        with batch_invariant(len(x)):
             close(forward(x, weight, **addends), wanted)
 
 
@@ -58,12 +58,12 @@ def test_backward_by_winograd():
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_an_image_in_any_batch_by_winograd(name):
+def test_batch_invariance_of_winograd(name):
     B, *rest = SHAPES[name]
     x, weight, bias, channel, residual = operands(11, *rest)
 
     def answer(images):
-        with any_batch(len(x[images])):
+        with batch_invariant(len(x[images])):
             return conv2d_forward_cpu(x[images], weight, bias, 1, channel[images], residual[images])
 
     whole = answer(slice(0, 11))
@@ -78,7 +78,7 @@ def test_which_winograd_gives_equal_bits(monkeypatch, alike, several):
     x, weight, *_ = operands(4, 16, 16, 16, 16)
     monkeypatch.setattr(cpu, "rows_are_alike", lambda: alike)
     np.testing.assert_array_equal(conv2d_forward_cpu(x, weight), winograd_forward(x, weight))
-    with any_batch(4):
+    with batch_invariant(4):
         np.testing.assert_array_equal(conv2d_forward_cpu(x, weight), several(x, weight))
 
 
@@ -108,5 +108,5 @@ def test_what_winograd_is_for():
     assert not winograd_supports(x.astype(np.float64), weight.astype(np.float64), 1)
     for images in (1, 4, 40):  # few pixels are for the plain sum, and a batch in which they do not count is of 32
         assert winograd_supports(x[:1, :8], weight, 1) is False
-        with any_batch(images):
+        with batch_invariant(images):
             assert winograd_supports(np.resize(x, (images, 8, 8, 16)), weight, 1)

@@ -65,7 +65,7 @@ from ....device.tensor_map import tensor_map
 from ....device.tma import fence_proxy_async, tma_load_3d, tma_load_4d, tma_prefetch
 from ....device.wgmma import make_setmaxnreg
 from ....dtypes import is_half
-from ...any_batch import assumed
+from ...batch_invariance import nominal_extent
 from ...common import divide, no_numbers
 from ...tuning import tuned_or
 from .boxes import ROW
@@ -280,7 +280,7 @@ def plan_for(x, channels, size, addends, gradient, whole_halo, only, taps_per_st
     (b, h, w, c), multiprocessors = x.shape, x.backend.multiprocessors
 
     def planned(only=None, taps_per_stage=None):
-        return choose_plan(assumed(b), h, w, c, channels, size, bool(whole_halo), multiprocessors, only,
+        return choose_plan(nominal_extent(b), h, w, c, channels, size, bool(whole_halo), multiprocessors, only,
                            taps_per_stage, addends)[1]
 
     def measured(choice):
@@ -289,10 +289,10 @@ def plan_for(x, channels, size, addends, gradient, whole_halo, only, taps_per_st
 
     if only is None and taps_per_stage is None:
         kind = "conv2d_input_gradient v6" if gradient else "conv2d v6"
-        plan = tuned_or(planned, measured, x.backend, kind, assumed(b), h, w, c, channels, size)
+        plan = tuned_or(planned, measured, x.backend, kind, nominal_extent(b), h, w, c, channels, size)
     else:
         plan = planned(only, taps_per_stage)
-    if assumed(b) == b:
+    if nominal_extent(b) == b:
         return plan
     tiles = -(-channels // plan.bn) * -(-w // plan.width) * -(-h // plan.height) * -(-b // plan.images)
     return plan._replace(tiles=tiles)  # that there really are

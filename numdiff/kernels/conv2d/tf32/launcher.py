@@ -25,7 +25,7 @@ from ....device import empty, launch
 from ....device.limits import multiprocessors_of
 from ....device.requires import supports
 from ....device.specialise import Variants, specialise
-from ...any_batch import assumed
+from ...batch_invariance import nominal_extent
 from ...matmul.tf32 import BK, NS_PER_BYTE, ROW, SECOND_PASS, STAGES, START, THREADS, switched_on
 from ...versions import capped, label
 from ..direct import Added, Addends, Geometry
@@ -115,7 +115,7 @@ def tf32_forward(x, weight, bias, y, stride, channel=None, residual=None, gradie
     b, ho, wo, n = y.shape
     size, pixels = weight.shape[1], b * ho * wo
     steps = size * size * -(-c // BK)
-    tile, parts, part_steps = choose(assumed(pixels), n, steps, assumed(y.size),
+    tile, parts, part_steps = choose(nominal_extent(pixels), n, steps, nominal_extent(y.size),
                                      multiprocessors_of(x), False)
     flat = x.reshape(-1)
     biases, channels = flat if bias is None else bias, flat if channel is None else channel.reshape(-1)

@@ -1,9 +1,9 @@
-"""The same bits for an image in any batch.
+"""Batch invariance: an image gets the same bits in any batch.
 
 A sum's bits depend on its split into partial sums, and launchers split by the size of the whole problem. A batch of one
-image fills a GPU only with split sums; a batch of 32 fills it without. Within `any_batch(rows)` launchers choose
-versions, tiles and splits as if the batch always had `ASSUMED` rows, so that an image's result is the same alone as
-among others. Sampling does this; training, whose batch size is fixed, does not need to.
+image fills a GPU only with split sums; a batch of 32 fills it without. Within `batch_invariant(rows)` launchers choose
+versions, tiles and splits as if the batch always had `NOMINAL_BATCH` rows, so that an image's result is the same alone
+as among others. Sampling does this; training, whose batch size is fixed, does not need to.
 
 SOURCE
     plain bookkeeping; that a sum's bits depend on its order: Goldberg 1991, "What every computer scientist should know
@@ -21,7 +21,7 @@ from ..device import is_device, over_batch
 from ..device.cpu import shares, workers
 from ..device.forks import Forks, can_fork
 
-ASSUMED = 32
+NOMINAL_BATCH = 32
 WHOLE_MODEL = 1 << 30  # elements touched by a function of many operations: enough to be worth sharing among cores
 SLOW = 0.05  # seconds of one evaluation from which processes, which take as long to make, are worth it
 
@@ -37,7 +37,7 @@ _known = _Known()
 
 
 @contextlib.contextmanager
-def any_batch(rows):
+def batch_invariant(rows):
     """Within the context an image's results depend neither on the rest of its batch nor on its size, `rows`."""
     outer, _known.rows = _known.rows, rows
     try:
@@ -80,7 +80,7 @@ def evaluated(function, x, *others, whole=False):
     whole: call the function once, from this thread
     """
     def of_rows(*given):
-        with any_batch(len(given[0])):
+        with batch_invariant(len(given[0])):
             return function(*given)
 
     def rows(share):
@@ -105,7 +105,7 @@ def evaluated(function, x, *others, whole=False):
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def is_any_batch():
+def is_batch_invariant():
     return _known.rows is not None
 
 
@@ -145,6 +145,6 @@ def filled(rows, count):
     return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
-def assumed(extent):
-    """What launchers should take, when they choose, for an extent that grows with the batch, such as B or B·T."""
-    return extent if _known.rows is None else extent * ASSUMED // _known.rows
+def nominal_extent(extent):
+    """The extent by which launchers choose, for one that grows with the batch, such as B or B·T."""
+    return extent if _known.rows is None else extent * NOMINAL_BATCH // _known.rows

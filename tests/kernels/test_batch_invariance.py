@@ -1,4 +1,4 @@
-"""An image's bits do not depend on its batch, where `any_batch` says so."""
+"""An image's bits do not depend on its batch, where `batch_invariant` says so."""
 import contextlib
 import os
 
@@ -7,8 +7,8 @@ import pytest
 
 from numdiff.device import download, upload, why_no_gpu
 from numdiff.device.ptx import PtxDevice
-from numdiff.kernels import any_batch as A
-from numdiff.kernels.any_batch import any_batch, assumed, blocks
+from numdiff.kernels import batch_invariance as A
+from numdiff.kernels.batch_invariance import batch_invariant, blocks, nominal_extent
 from numdiff.nn import DiT, Tensor, UNet
 from tests.conftest import needs
 
@@ -32,7 +32,7 @@ def answers(build, batch, parts):
 
     def answer(rows):
         put = [None if a is None else upload(a[rows], model.backend) for a in (x, t, labels)]
-        with any_batch(len(x[rows])):
+        with batch_invariant(len(x[rows])):
             return download(model(Tensor(put[0]), *put[1:]).data)
 
     return answer(slice(0, batch)), [(rows, answer(rows)) for rows in parts]
@@ -40,7 +40,7 @@ def answers(build, batch, parts):
 
 @pytest.mark.parametrize("name", [*UNETS, *DITS])
 @pytest.mark.parametrize("device", ["cpu", *([] if why_no_gpu() else ["cuda"])])
-def test_an_image_in_any_batch(device, name):
+def test_batch_invariance(device, name):
     kind, options = (UNet, UNETS[name]) if name in UNETS else (DiT, DITS[name])
     whole, parts = answers(lambda: kind(**options, device=device), 23, [slice(0, 1), slice(4, 9), slice(5, 23)])
     for rows, part in parts:
@@ -51,7 +51,7 @@ def test_an_image_in_any_batch(device, name):
 def test_processes_give_the_bits_of_threads(rng, monkeypatch):
     """…and weights that change later are seen."""
     monkeypatch.setattr(A, "can_fork", lambda: True)
-    for module in ("numdiff.device.cpu", "numdiff.kernels.any_batch"):
+    for module in ("numdiff.device.cpu", "numdiff.kernels.batch_invariance"):
         monkeypatch.setattr(f"{module}.workers", lambda: 2)
     x, weight = rng.standard_normal((2, 5, 8)).astype(np.float32), np.eye(8, dtype=np.float32)
     seen = []
@@ -101,7 +101,7 @@ class Noting(PtxDevice):
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("kind", ["unet", "dit"])
-def test_a_gpu_runs_the_same_kernels_for_any_batch(kind, half):
+def test_a_gpu_runs_the_same_kernels_for_every_batch_size(kind, half):
     """The kernels' identities show versions and tiles; their number shows whether sums are split."""
     device = Noting()
     model = (UNet(image_size=64, device=device, seed=None) if kind == "unet" else
@@ -109,7 +109,7 @@ def test_a_gpu_runs_the_same_kernels_for_any_batch(kind, half):
     if half:
         model.compute_in_half()
 
-    def launches(batch, context=any_batch):
+    def launches(batch, context=batch_invariant):
         shape, device.launched = (batch, model.image_size, model.image_size, model.in_channels), []
         x = upload(np.zeros(shape, np.float32), device)
         t, y = (upload(np.zeros(batch, dtype), device) for dtype in (np.float32, np.int32))
@@ -125,11 +125,11 @@ def test_a_gpu_runs_the_same_kernels_for_any_batch(kind, half):
 def test_launchers_see_the_same_extents(monkeypatch, alike, taken):
     """alike: where BLAS does not give equal rows equal bits, the CPU engine takes each sample on its own."""
     monkeypatch.setattr(A, "rows_are_alike", lambda: alike)
-    assert assumed(7) == 7 and blocks(64, 256) is None
+    assert nominal_extent(7) == 7 and blocks(64, 256) is None
     for rows in (1, 2, 32, 50):
-        with any_batch(rows):
-            assert assumed(rows * 64) == A.ASSUMED * 64
-            with any_batch(2 * rows):  # guidance
-                assert assumed(2 * rows * 64) == A.ASSUMED * 64
+        with batch_invariant(rows):
+            assert nominal_extent(rows * 64) == A.NOMINAL_BATCH * 64
+            with batch_invariant(2 * rows):  # guidance
+                assert nominal_extent(2 * rows * 64) == A.NOMINAL_BATCH * 64
             assert [blocks(n, 256) for n in (1, 16, 49, 256, 1024)] == taken
-    assert assumed(7) == 7
+    assert nominal_extent(7) == 7
