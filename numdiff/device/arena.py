@@ -155,10 +155,10 @@ class Arena:
         self._sizes[address] = nbytes
 
 
-class Borrowed(Arena):
+class AliasedArena(Arena):
     """An arena over ranges that are available for a while; what does not fit there comes from `outer`.
 
-    It begins empty: `lend` adds a range, and `call_in` reclaims one that holds no array any more.
+    It begins empty: `alias` adds a range, and `reclaim` takes back one that holds no array any more.
     """
 
     def __init__(self, outer):
@@ -171,14 +171,14 @@ class Borrowed(Arena):
     def _grow(self, nbytes):
         return None
 
-    def lend(self, address, nbytes):
+    def alias(self, address, nbytes):
         """From now on arrays may be in these bytes. Both are multiples of 256."""
         with self._turn:
             self._take_back()
             self._join(address, nbytes)
 
-    def call_in(self, address, nbytes):
-        """No array may be in these bytes any more; returns False, and leaves them lent, where one still does."""
+    def reclaim(self, address, nbytes):
+        """No array may be in these bytes any more; returns False, and leaves the range, if one still is."""
         with self._turn:
             self._take_back()
             first = self._addresses[bisect_right(self._addresses, address) - 1] if self._addresses else address + 1

@@ -23,8 +23,8 @@ In between it waits for the side stream of small layers' gradients (side_stream.
 Take the first barrier that not all ranks have reached. A rank that has not reached it has passed all barriers before
 it, so nothing spins there: its backward pass continues, forks, and the rank arrives.
 
-WHAT A GROUP MAY TOUCH. Its gradients, which are complete: their memory is reclaimed (nn/loans.py), and is not aliased
-again in this step. Its kernels write nothing else, and the join precedes the next writer of gradients.
+WHAT A GROUP MAY TOUCH. Its gradients, which are complete: their memory is reclaimed (nn/aliasing.py), and is not
+aliased again in this step. Its kernels write nothing else, and the join precedes the next writer of gradients.
 """
 import numpy as np
 

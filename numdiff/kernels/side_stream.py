@@ -12,7 +12,7 @@ HOW
         a gradient that is read or added to before the pass ends         `wait_for_gradient`
         an array that was made there and is read by the pass itself      `made_on_side_stream`, `wait_for`
         memory that is freed: the arena holds it back meanwhile; of more than HELD bytes the older half, `wait_if_full`
-        the end of the pass, second passes (second_pass.py), and aliased activations (nn/loans.py)
+        the end of the pass, second passes (second_pass.py), and aliased activations (nn/aliasing.py)
     A third stream that takes gradients to other ranks waits for the side stream by itself (`follow`).
     Both streams launch the same kernels as one would, on the same numbers: the same bits.
     `at_once` is for tasks of which all are there at the same time, such as Muon's stacks of matrices (nn/optimizer.py).

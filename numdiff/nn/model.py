@@ -52,7 +52,7 @@ class Model(Module):
     block_kinds: tuple = ()  # classes of the modules that `recompute_blocks` recomputes
     part_kinds: typing.ClassVar[dict] = {}  # {name: classes of the modules within a block that it may recompute alone}
     exchange_beside: str | None = None  # how the `peer` all-reduce overlaps the backward pass (overlap.py)
-    lends_gradients = True  # whether activations may alias the blocks' gradients (loans.py)
+    lends_gradients = True  # whether activations may alias the blocks' gradients (aliasing.py)
     float8_layers: tuple = ()  # linear layers within them that `compute_in_float8` is for, by their names there
 
     def _finish(self, device, seed, fixed=0):

@@ -18,8 +18,8 @@ from ..dtypes import HALVES
 from ..errors import NumdiffError, UsageError, printable
 from ..kernels.elementwise import cast_into
 from ..kernels.optimizer.zero_ranges import zero_ranges
+from .aliasing import begin_at_zero, passing
 from .float8 import Float8
-from .loans import begin_at_zero, passing
 from .parameter import Parameter
 from .recompute import recompute
 from .recording import scope
@@ -201,7 +201,7 @@ class FlatParameters:
     def begin_gradients(self, ranges: Any = None) -> None:
         """Before the backward passes of a step: gradients are zero, or marked for the first operation to write.
 
-        ranges: those to zero now, where others follow (loans.py)
+        ranges: those to zero now, where others follow (aliasing.py)
         """
         zero_ranges(self.grad, self._zeroed if ranges is None else ranges)
         for parameter in self.parameters.values():

@@ -20,7 +20,7 @@ class Parameter:
     padding: how many of its elements are zeros that stay zero, and belong to the layout rather than to the model
     float8: of a linear layer's weight in FP8 its `Layer8`, or None (float8.py)
     frozen: it is not trained: an operation need not compute its gradient, which is not read (`FlatParameters.freeze`)
-    loan: the `Loan` that aliases its gradient and is not yet reclaimed, or None (loans.py)
+    loan: the `AliasedPart` that aliases its gradient and is not yet reclaimed, or None (aliasing.py)
     """
 
     __slots__ = ("shape", "initial", "half", "float8", "written", "stale", "frozen", "padding", "loan", "read", "_data",
@@ -44,7 +44,7 @@ class Parameter:
     def grad(self) -> AnyArray:
         """The gradient, to be added to, or read."""
         if self.loan is not None:
-            self.loan.call_in()
+            self.loan.reclaim()
         settle_for(self._grad)
         if self.stale:
             self.stale = False
@@ -58,7 +58,7 @@ class Parameter:
     def grad_to_fill(self) -> tuple[AnyArray, bool]:
         """(gradient, whether to add to it): an operation that can do both overwrites a stale one."""
         if self.loan is not None:
-            self.loan.call_in()
+            self.loan.reclaim()
         settle_for(self._grad)
         accumulate, self.stale = not (self.stale or self.frozen), False
         return self._grad, accumulate

@@ -12,7 +12,7 @@ drawn). The tensors of the second run have the slots of the first run's, so grad
 import contextlib
 
 from . import tensor
-from .loans import again as again_over_loans
+from .aliasing import again as again_over_gradients
 from .recording import scope, tapes, unwanted_from
 from .slots import Slots
 from .tensor import Tape, Tensor
@@ -25,7 +25,7 @@ def recompute(module, *arguments, **options):
     if tape is None or tape.check_finite or not _has_gradients(module, arguments, options):
         # check_finite: name a fault where it arises
         return plain(module, *arguments, **options)
-    over_loans = again_over_loans()
+    over_gradients = again_over_gradients()
     tapes.append(None)  # nothing is recorded
     try:
         result = plain(module, *arguments, **options)
@@ -37,7 +37,7 @@ def recompute(module, *arguments, **options):
     def backward(arrived):
         scope.append(module.name)
         try:
-            with over_loans(), without_result(module), Tape() as inside:
+            with over_gradients(), without_result(module), Tape() as inside:
                 again = plain(module, *_again(arguments), **_again(options))
             again = [again] if isinstance(again, Tensor) else again
             pairs = [(part, gradient) for part, gradient in zip(again, arrived, strict=True)

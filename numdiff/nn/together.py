@@ -11,8 +11,8 @@ MEMORY. dy and x of fc1, fc2 and proj stay until the launch, instead of being fr
 at most 11 · D elements a token, of one block at a time. u, which is as wide as fc1's dy, is freed by then if GELU(u)
 was kept.
 
-THE INVARIANT of loans.py holds. Deferred arrays are freed when the block's first layer has been played back, before a
-gradient of an earlier block is requested. The gradients themselves are requested at the launch. Until then they are
+THE INVARIANT of aliasing.py holds. Deferred arrays are freed when the block's first layer has been played back, before
+a gradient of an earlier block is requested. The gradients themselves are requested at the launch. Until then they are
 `stale` or aliased, and distributed/buckets.py, which watches the backward pass, finds the weights of all these layers
 in the record of each.
 

@@ -23,7 +23,7 @@ from ..kernels.random import (
     random_normal,
 )
 from ..nn import Tensor
-from ..nn.loans import loans_of
+from ..nn.aliasing import aliasing_of
 
 RING = 1024  # steps whose loss, gradient norm and learning rate are kept on the device until the host reads them
 
@@ -55,7 +55,7 @@ class TrainingStep:
         self.batch, self.microbatch = batch, microbatch or batch
         self.flip, self.seed = flip, seed
         self.ranks, self.exchange = ranks, exchange or NoExchange()
-        self.loans = loans_of(model) if self.microbatch == batch else None
+        self.aliasing = aliasing_of(model) if self.microbatch == batch else None
         backend = model.backend
         shape = shape or (model.image_size, model.image_size, model.in_channels)
         self.images = empty((batch, *shape), dtype, backend)
@@ -113,11 +113,11 @@ class TrainingStep:
 
         exchange: may send gradients to the other ranks as soon as the last microbatch completes them
         """
-        self.model.parameters.begin_gradients(self.loans and self.loans.rest)
+        self.model.parameters.begin_gradients(self.aliasing and self.aliasing.rest)
         count = self.batch // self.microbatch
         scale = 1 / (count * self.ranks)
         loss = None
-        with self.loans or nullcontext():
+        with self.aliasing or nullcontext():
             for k in range(count):
                 samples = slice(k * self.microbatch, (k + 1) * self.microbatch)
                 with exchange.watch() if exchange and k == count - 1 else nullcontext():
@@ -138,7 +138,7 @@ class TrainingStep:
         x_t = self.diffusion.q_sample(x_0, eps, t)
         target = self.diffusion.target(x_0, eps, t)
         labels = None if self.labels is None else self.labels[rows]
-        with Tape(check_finite) as tape, self.loans.forward() if self.loans else nullcontext():
+        with Tape(check_finite) as tape, self.aliasing.forward() if self.aliasing else nullcontext():
             prediction = self.model(Tensor(x_t), self.diffusion.model_timesteps(t), labels, randomness=random)
             loss = self.diffusion.loss(prediction, target, x_0, t, self.model.learn_sigma, scale)
         with self.model.arithmetic():

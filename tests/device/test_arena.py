@@ -1,7 +1,7 @@
 import gc
 import weakref
 
-from numdiff.device.arena import ALIGNMENT, Arena, Borrowed, Lane
+from numdiff.device.arena import ALIGNMENT, AliasedArena, Arena, Lane
 
 
 def make(segment=1 << 20):
@@ -85,29 +85,29 @@ def test_what_is_not_used_is_given_back():
 
 def test_what_is_borrowed_is_used_first_and_called_in_once_it_is_free():
     outer, _ = make()
-    borrowed = Borrowed(outer)
-    first = borrowed.allocate(512)
+    aliased = AliasedArena(outer)
+    first = aliased.allocate(512)
     assert first.arena is outer
-    borrowed.lend(1 << 20, 1024)
-    borrowed.lend((1 << 20) + 1024, 1024)  # a neighbour: arrays may span both
-    wide, rest, more = borrowed.allocate(1536), borrowed.allocate(300), borrowed.allocate(256)
+    aliased.alias(1 << 20, 1024)
+    aliased.alias((1 << 20) + 1024, 1024)  # a neighbour: arrays may span both
+    wide, rest, more = aliased.allocate(1536), aliased.allocate(300), aliased.allocate(256)
     assert [wide.address, rest.address] == [1 << 20, (1 << 20) + 1536] and more.arena is outer
-    assert not borrowed.call_in(1 << 20, 1024) and not borrowed.call_in((1 << 20) + 1024, 1024)
+    assert not aliased.reclaim(1 << 20, 1024) and not aliased.reclaim((1 << 20) + 1024, 1024)
     wide = None
-    assert not borrowed.call_in((1 << 20) + 1024, 1024) and borrowed.call_in(1 << 20, 1024)
+    assert not aliased.reclaim((1 << 20) + 1024, 1024) and aliased.reclaim(1 << 20, 1024)
     rest = None
-    assert not borrowed.call_in(1 << 20, 1024)  # it is no longer lent
-    assert borrowed.allocate(1024).address == (1 << 20) + 1024
-    assert borrowed.call_in((1 << 20) + 1024, 1024) and borrowed.allocate(256).arena is outer
-    assert borrowed.used_bytes == 0 and wide is rest is None
+    assert not aliased.reclaim(1 << 20, 1024)  # it is no longer aliased
+    assert aliased.allocate(1024).address == (1 << 20) + 1024
+    assert aliased.reclaim((1 << 20) + 1024, 1024) and aliased.allocate(256).arena is outer
+    assert aliased.used_bytes == 0 and wide is rest is None
 
 
-def test_a_part_in_the_middle_is_called_in():
-    borrowed = Borrowed(make()[0])
-    borrowed.lend(1 << 20, 3 * 1024)
-    assert borrowed.call_in((1 << 20) + 1024, 1024)
-    blocks = [borrowed.allocate(1024) for _ in range(3)]
-    assert [block.address for block in blocks[:2]] == [1 << 20, (1 << 20) + 2048] and blocks[2].arena is borrowed.outer
+def test_a_part_in_the_middle_is_reclaimed():
+    aliased = AliasedArena(make()[0])
+    aliased.alias(1 << 20, 3 * 1024)
+    assert aliased.reclaim((1 << 20) + 1024, 1024)
+    blocks = [aliased.allocate(1024) for _ in range(3)]
+    assert [block.address for block in blocks[:2]] == [1 << 20, (1 << 20) + 2048] and blocks[2].arena is aliased.outer
 
 
 def test_held_memory_is_not_reused_until_it_is_released():

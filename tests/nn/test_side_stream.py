@@ -9,7 +9,7 @@ from numdiff.distributed import overlap
 from numdiff.kernels import side_stream
 from numdiff.kernels.second_pass import SUMS, Sum, add_parts, collected, settle, settle_for
 from numdiff.kernels.versions import at_most
-from numdiff.nn import Muon, UNet, loans, optimizer
+from numdiff.nn import Muon, UNet, aliasing, optimizer
 from numdiff.nn import functional as F
 from numdiff.nn.layers import Linear
 from numdiff.nn.module import FlatParameters, Numbered
@@ -262,17 +262,17 @@ def layers(device):
 
 
 def unet(device):
-    """… of a small UNet whose blocks lend the memory of their gradients."""
+    """… of a small UNet whose activations alias the gradients."""
     model = UNet(image_size=4, model_channels=4, channel_mult=(1,), num_res_blocks=1, attention_resolutions=(),
                  groups=2, num_head_channels=4, device=device)
     rng = np.random.default_rng(1)
     model.load_arrays({name: 0.1 * rng.standard_normal(a.shape).astype(np.float32)
                        for name, a in model.arrays().items()})
-    lends = loans.loans_of(model)
+    memory = aliasing.aliasing_of(model)
     x = Tensor(upload(rng.standard_normal((2, 4, 4, 3)).astype(np.float32), device), requires_grad=True)
-    model.parameters.begin_gradients(lends.rest)
-    with at_most(QUICK), lends:
-        with Tape() as tape, lends.forward():
+    model.parameters.begin_gradients(memory.rest)
+    with at_most(QUICK), memory:
+        with Tape() as tape, memory.forward():
             y = model(x, upload(np.array([3, 5], np.float32), device))
         tape.backward(y, upload(rng.standard_normal(y.shape).astype(np.float32), device))
     return {"x": download(x.grad), **{name: download(parameter.grad)
@@ -299,7 +299,7 @@ def test_large_stacks_are_updated_one_by_one(device, monkeypatch):
 @pytest.mark.parametrize("pass_of, jobs", [
     (layers, 6), (muons_step, 2), pytest.param(unet, 18, marks=[exhaustive, pytest.mark.slow])])
 def test_the_same_bits_however_late_the_second_stream_is(pass_of, jobs, monkeypatch):
-    monkeypatch.setattr(loans, "SMALLEST", 0)
+    monkeypatch.setattr(aliasing, "SMALLEST", 0)
     want, late = pass_of(ArenaEmulator()), LateEmulator()
     got = pass_of(late)
     assert late.jobs >= jobs

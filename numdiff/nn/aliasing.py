@@ -34,7 +34,7 @@ import functools
 import numpy as np
 
 from ..device import upload
-from ..device.arena import Borrowed
+from ..device.arena import AliasedArena
 from ..device.threads import Stack
 from ..errors import NumdiffError
 from ..kernels.optimizer.zero_ranges import pieces, zero_ranges
@@ -43,7 +43,7 @@ from ..kernels.side_stream import rejoin
 FLOAT = np.dtype(np.float32).itemsize
 SMALLEST = 4 << 20  # bytes of gradients that are worth a separate launch to zero some of them
 
-_lenders = Stack()  # the `Loans` whose forward pass is running in this thread, innermost last
+_running = Stack()  # the `Aliasing` whose forward pass is running in this thread, innermost last
 
 
 def begin_at_zero(spans):
@@ -56,44 +56,44 @@ def begin_at_zero(spans):
     return pieces([(first, stop) for first, stop in ranges if first < stop])
 
 
-class Loan:
-    """The part of the gradients that a block lends, or neighbours together.
+class AliasedPart:
+    """The part of the gradient buffer of one block, or of neighbouring ones, that activations may alias.
 
-    Attributes blocks: the modules; left: those that have yet to run forward; out: whether it is lent now
+    Attributes blocks: the modules; left: those that have yet to run forward; out: whether it is aliased now
     """
 
-    def __init__(self, loans, blocks, spans):
+    def __init__(self, aliasing, blocks, spans):
         """spans: of the parameters, as `FlatParameters.spans` gives them"""
-        self.loans, self.blocks, self.left, self.out = loans, blocks, set(blocks), False
+        self.aliasing, self.blocks, self.left, self.out = aliasing, blocks, set(blocks), False
         self.parameters = [parameter for parameter, *_ in spans]
-        self._zeroed = upload(begin_at_zero(spans), loans.parameters.grad)
+        self._zeroed = upload(begin_at_zero(spans), aliasing.parameters.grad)
         self.first, self.nbytes = FLOAT * spans[0][1], FLOAT * (spans[-1][3] - spans[0][1])  # in bytes
 
     @property
     def pending(self):
-        """Whether it has yet to be called in."""
+        """Whether it has yet to be reclaimed."""
         return self.parameters[0].loan is self
 
     @property
     def address(self):
-        return self.loans.backend.pointer(self.loans.parameters.grad) + self.first
+        return self.aliasing.backend.pointer(self.aliasing.parameters.grad) + self.first
 
     def ran(self, block):
-        """A block has run forward: once all have, later ones may lay their results here."""
+        """A block has run forward: once all have, later ones may allocate their results here."""
         self.left.discard(block)
         if not (self.left or self.out):
-            self.loans.borrowed.lend(self.address, self.nbytes)
+            self.aliasing.arena.alias(self.address, self.nbytes)
             self.out = True
 
-    def call_in(self):
+    def reclaim(self):
         """The first of these gradients is requested: from now on only gradients are stored here."""
-        rejoin()  # what lay here may still be read
-        if self.out and not self.loans.borrowed.call_in(self.address, self.nbytes):
+        rejoin()  # the results here may still be read
+        if self.out and not self.aliasing.arena.reclaim(self.address, self.nbytes):
             name = self.blocks[0].name
             raise NumdiffError(f"results of the forward pass are still where the gradients of {name} are to be "
                                "written: the model keeps an activation, or uses a parameter of this block after it; "
                                "set lends_gradients = False in its class.")
-        zero_ranges(self.loans.parameters.grad, self._zeroed)
+        zero_ranges(self.aliasing.parameters.grad, self._zeroed)
         self.forget()
 
     def forget(self):
@@ -102,29 +102,30 @@ class Loan:
             parameter.loan = None
 
 
-class Loans:
-    """Context of the forward and backward pass of one step, in which a model's blocks lend. `begin_gradients` comes
-    before it, with `rest`.
+class Aliasing:
+    """Context of the forward and backward pass of one step, in which activations alias the blocks'
+    gradients. `begin_gradients` comes before it, with `rest`.
 
     Attributes rest: the ranges of the gradients that are zeroed when a step begins, as `zero_ranges` takes them;
-    borrowed: within the context, the arena of what is lent; current: the loan of the block that runs forward now
+    arena: within the context, the arena of the aliased parts; current: the part of the block that runs forward now
     """
 
     def __init__(self, model):
         self.model, self.parameters, self.backend = model, model.parameters, model.backend
-        self.borrowed = self.current = None
+        self.arena = self.current = None
         self._lay_out()
 
     def _lay_out(self):
         self._trained_ranges = self.parameters.trained_ranges
         spans = self.parameters.spans()
-        self.loans = [Loan(self, *run) for run in self._runs(spans)]
-        self._of_block = {block: loan for loan in self.loans for block in loan.blocks}
-        lent = {parameter for loan in self.loans for parameter in loan.parameters}
-        self._rest = upload(begin_at_zero(span for span in spans.values() if span[0] not in lent), self.parameters.grad)
+        self.parts = [AliasedPart(self, *run) for run in self._runs(spans)]
+        self._of_block = {block: part for part in self.parts for block in part.blocks}
+        aliased = {parameter for part in self.parts for parameter in part.parameters}
+        rest = begin_at_zero(span for span in spans.values() if span[0] not in aliased)
+        self._rest = upload(rest, self.parameters.grad)
 
     def _runs(self, spans):
-        """(blocks, spans of their parameters) of what lends together: neighbours, until they are SMALLEST."""
+        """(blocks, spans of their parameters) of each part: neighbours, until they are SMALLEST."""
         blocks, found = [], []
         for block in self.model.blocks_within():
             inside = [spans[name] for name, _ in block.named_parameters()]
@@ -144,65 +145,65 @@ class Loans:
         return self._rest
 
     def __enter__(self):
-        self.borrowed = Borrowed(self.backend.arena)
-        for loan in self.loans:
-            for parameter in loan.parameters:
-                parameter.loan = loan
+        self.arena = AliasedArena(self.backend.arena)
+        for part in self.parts:
+            for parameter in part.parameters:
+                parameter.loan = part
         return self
 
     def __exit__(self, error, *_):
-        for loan in filter(lambda loan: loan.pending, self.loans):
+        for part in filter(lambda part: part.pending, self.parts):
             if error is None:  # no gradient of it was requested
-                loan.call_in()
+                part.reclaim()
             else:
-                loan.forget()
-        self.borrowed = None
+                part.forget()
+        self.arena = None
 
     @contextlib.contextmanager
     def forward(self):
         """Context of the forward pass, within the other."""
-        _lenders.append(self)
+        _running.append(self)
         try:
             yield
         finally:
-            _lenders.pop()
+            _running.pop()
 
     @contextlib.contextmanager
     def _passing(self, block):
         """Context of a block's forward pass."""
-        loan = self.current = self._of_block[block]
+        part = self.current = self._of_block[block]
         try:
-            with self.backend.within(self.borrowed):
+            with self.backend.within(self.arena):
                 yield
         finally:
             self.current = None
-        loan.ran(block)
+        part.ran(block)
 
     @contextlib.contextmanager
-    def _again(self, loan):
-        """Context in which the backward pass runs again what a block of this loan ran forward."""
-        if loan.pending:
-            loan.call_in()
+    def _again(self, part):
+        """Context in which the backward pass runs again what a block of this part ran forward."""
+        if part.pending:
+            part.reclaim()
         rejoin()  # what was freed there may still be read
-        with self.backend.within(self.borrowed):
+        with self.backend.within(self.arena):
             yield
 
 
 def passing(module):
-    """Context of a module's forward pass; what a block that lends allocates in it comes from those that ran before."""
-    lends = _lenders and module in _lenders[-1]._of_block
-    return _lenders[-1]._passing(module) if lends else contextlib.nullcontext()
+    """Context of a module's forward pass; its allocations alias the gradients of blocks that ran before."""
+    aliases = _running and module in _running[-1]._of_block
+    return _running[-1]._passing(module) if aliases else contextlib.nullcontext()
 
 
 def again():
     """For what the backward pass is to run again: a function that gives the context for it. What is allocated there is
     gone once it has been played back, so that it may alias the gradients of earlier blocks."""
-    if not _lenders or _lenders[-1].current is None:
+    if not _running or _running[-1].current is None:
         return contextlib.nullcontext
-    return functools.partial(_lenders[-1]._again, _lenders[-1].current)
+    return functools.partial(_running[-1]._again, _running[-1].current)
 
 
-def loans_of(model):
-    """The `Loans` of a model's steps, or None if nothing can be lent: a model that does not want it, or a device
+def aliasing_of(model):
+    """The `Aliasing` of a model's steps, or None without aliasing: a model that does not support it, or a device
     without an arena."""
-    return Loans(model) if model.lends_gradients and hasattr(model.backend, "arena") else None
+    return Aliasing(model) if model.lends_gradients and hasattr(model.backend, "arena") else None

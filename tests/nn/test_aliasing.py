@@ -16,9 +16,9 @@ from numdiff.distributed.buckets import Plan, Watch, parameters_of
 from numdiff.errors import NumdiffError
 from numdiff.kernels import Pair, side_stream
 from numdiff.kernels.versions import at_most
-from numdiff.nn import AdamW, DiT, Muon, UNet, float8, functional, loans
+from numdiff.nn import AdamW, DiT, Muon, UNet, aliasing, float8, functional
+from numdiff.nn.aliasing import Aliasing
 from numdiff.nn.dit import Block
-from numdiff.nn.loans import Loans
 from numdiff.nn.optimizer import LossScale
 from numdiff.training.precision import compute_in
 from numdiff.training.step import TrainingStep
@@ -30,9 +30,9 @@ LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "mlp
 
 
 @pytest.fixture(autouse=True)
-def all_lend(monkeypatch):
+def all_alias(monkeypatch):
     """The blocks of small models, too, each by itself."""
-    monkeypatch.setattr(loans, "SMALLEST", 0)
+    monkeypatch.setattr(aliasing, "SMALLEST", 0)
 
 
 def dit(device="cpu", **options):
@@ -83,7 +83,7 @@ class HostArena:
     def __init__(self):
         self.kept = []
         self.arena = Arena(segments(self.kept), 1 << 16)
-        self.lent = 0  # arrays that lay in lent memory
+        self.aliased = 0  # arrays in aliased memory
 
     within = ArenaEmulator.within
 
@@ -99,7 +99,7 @@ class HostArena:
         if not isinstance(result, np.ndarray) or not result.size:
             return result
         block = self.arena.allocate(result.nbytes)
-        self.lent += block.arena is self.arena and self.arena is not self.of_steps
+        self.aliased += block.arena is self.arena and self.arena is not self.of_steps
         memory = (ctypes.c_uint8 * block.nbytes).from_address(block.address)
         memory.block = block  # as long as a view of it lives
         laid = np.frombuffer(memory, result.dtype, result.size).reshape(result.shape)
@@ -111,9 +111,9 @@ class HostArena:
 
     @contextlib.contextmanager
     def under(self, step):
-        """Within the context this step lends the memory of its gradients."""
-        step.loans, self.of_steps = Loans(step.model), self.arena
-        step.loans.backend = self
+        """Within the context activations of this step alias its gradients."""
+        step.aliasing, self.of_steps = Aliasing(step.model), self.arena
+        step.aliasing.backend = self
         laying = types.SimpleNamespace(**vars(K))
         for name, function in vars(K).items():
             if name.endswith("_forward"):
@@ -121,7 +121,7 @@ class HostArena:
         for module in LAUNCHING:
             module.K = laying
         try:
-            yield step.loans
+            yield step.aliasing
         finally:
             for module in LAUNCHING:
                 module.K = K
@@ -129,8 +129,8 @@ class HostArena:
 
 def poison(step):
     """What the gradients of the blocks were before a step is of no matter."""
-    for loan in step.loans.loans:
-        step.model.parameters.grad.view(np.uint8)[loan.first:loan.first + loan.nbytes] = POISON
+    for part in step.aliasing.parts:
+        step.model.parameters.grad.view(np.uint8)[part.first:part.first + part.nbytes] = POISON
 
 
 CASES = {"dit": dit, "lightning": lambda: dit(**LIGHTNING), "unet": unet, "convnext": lambda: unet(block="convnext"),
@@ -144,48 +144,48 @@ CASES = {"dit": dit, "lightning": lambda: dit(**LIGHTNING), "unet": unet, "convn
         *((kind, optimizer, "fp32", recompute) for kind in CASES for optimizer in ("adamw", "muon")
           for recompute in (None, "blocks", "attention")), ("lightning", "adamw", "fp8", None),
         ("dit", "muon", "fp8", None), ("lightning", "adamw", "fp8", "mlp"))])
-def test_steps_that_lend_have_the_same_bits(kind, optimizer, precision, recompute):
+def test_steps_with_aliasing_have_the_same_bits(kind, optimizer, precision, recompute):
     states = []
-    for lends in (False, True):
+    for aliases in (False, True):
         model, host = CASES[kind](), HostArena()
         if recompute:
             model.recompute_blocks(recompute)
         step = step_of(model, optimizer, precision)
-        with host.under(step) if lends else contextlib.nullcontext():
+        with host.under(step) if aliases else contextlib.nullcontext():
             for _ in range(3):
-                if lends:
+                if aliases:
                     poison(step)
                 step.run()
         states.append(state_of(step, 3))
-    assert host.lent > 3 * len(step.loans.loans) > 6
+    assert host.aliased > 3 * len(step.aliasing.parts) > 6
     same(*states)
 
 
 @pytest.mark.parametrize("kind", ["dit", "unet"])
-def test_blocks_lend_what_they_do_not_freeze(kind):
+def test_frozen_blocks_are_not_aliased(kind):
     frozen = {"dit": "blocks.1.mlp.*", "unet": "input_blocks.1.*"}[kind]
     states = []
-    for lends in (False, True):
+    for aliases in (False, True):
         model, host = CASES[kind](), HostArena()
         step = step_of(model)
-        with host.under(step) if lends else contextlib.nullcontext():
+        with host.under(step) if aliases else contextlib.nullcontext():
             step.run()
-            before = lends and len(step.loans.loans)
-            model.parameters.freeze([frozen])  # later than the loans were laid out
+            before = aliases and len(step.aliasing.parts)
+            model.parameters.freeze([frozen])  # later than the parts were laid out
             step.run()
         states.append(state_of(step, 2))
-    assert 0 < len(step.loans.loans) < before
+    assert 0 < len(step.aliasing.parts) < before
     same(*states)
 
 
-def test_neighbours_lend_together(monkeypatch):
+def test_neighbours_share_an_aliased_part(monkeypatch):
     model = dit(depth=5)
-    each = Loans(model).loans[0].nbytes
-    monkeypatch.setattr(loans, "SMALLEST", each + 1)
+    each = Aliasing(model).parts[0].nbytes
+    monkeypatch.setattr(aliasing, "SMALLEST", each + 1)
     step, host = step_of(model), HostArena()
     with host.under(step):
-        found = step.loans.loans
-        assert [[block.name for block in loan.blocks] for loan in found] == [["blocks.0", "blocks.1"],
+        found = step.aliasing.parts
+        assert [[block.name for block in part.blocks] for part in found] == [["blocks.0", "blocks.1"],
                                                                             ["blocks.2", "blocks.3"]]
         poison(step)
         step.run()
@@ -253,14 +253,14 @@ def test_a_broken_invariant_is_reported(kind):
                                                              r"written.*lends_gradients = False"):
         step.run()
     assert not any(p.loan for p in step.model.parameters.parameters.values())
-    step.loans = None  # from now on without
+    step.aliasing = None  # from now on without
     plain = made()
     for each in (step, plain):
         each.run()
     same(state_of(step, 1), state_of(plain, 1))
 
 
-def test_a_step_that_was_broken_off_leaves_nothing_lent():
+def test_an_interrupted_step_leaves_nothing_aliased():
     step, host = step_of(dit()), HostArena()
     arrays = step.model.arrays()
     with host.under(step):
@@ -274,17 +274,17 @@ def test_a_step_that_was_broken_off_leaves_nothing_lent():
     assert np.isfinite(step.model.parameters.grad).all()
 
 
-def test_where_nothing_is_lent():
+def test_without_aliasing():
     class Device(Planned):
         arena = None
 
     device = Device(CARDS[-5])
     model = dit(device)
-    assert step_of(model).loans is not None
-    assert step_of(model, microbatch=2).loans is None
+    assert step_of(model).aliasing is not None
+    assert step_of(model, microbatch=2).aliasing is None
     model.lends_gradients = False
-    assert step_of(model).loans is None
-    assert step_of(dit()).loans is None  # NumPy has no arena
+    assert step_of(model).aliasing is None
+    assert step_of(dit()).aliasing is None  # NumPy has no arena
 
 
 # Less memory ----------------------------------------------------------------------------------------------------------
@@ -330,10 +330,10 @@ def test_the_peak_is_lower_by_most_of_the_gradients(kind, precision, recompute, 
     monkeypatch.undo()  # only what is worth a launch
     monkeypatch.setattr(side_stream, "HELD", 0)  # aliasing leaves less memory to hold back
     peaks, launches = [], []
-    for lends in (False, True):
+    for aliases in (False, True):
         device = Counting()
         model = DiT(**BASE, device=device, seed=None) if kind == "dit" else UNet(device=device, seed=None)
-        model.lends_gradients = lends
+        model.lends_gradients = aliases
         if recompute:
             model.recompute_blocks(recompute)
         step = step_of(model, precision=precision, batch=32)
@@ -345,7 +345,7 @@ def test_the_peak_is_lower_by_most_of_the_gradients(kind, precision, recompute, 
         launches.append(device.launched)
     gradients = model.parameters.grad.nbytes
     assert share * gradients < peaks[0] - peaks[1] < gradients
-    assert launches[1] == launches[0] + len(step.loans.loans) <= launches[0] + 14
+    assert launches[1] == launches[0] + len(step.aliasing.parts) <= launches[0] + 14
 
 
 # On devices -----------------------------------------------------------------------------------------------------------
@@ -356,19 +356,19 @@ def test_the_peak_is_lower_by_most_of_the_gradients(kind, precision, recompute, 
 @pytest.mark.usefixtures("few_frequencies")
 def test_kernels_have_the_same_bits_too(kind):
     states = []
-    for lends in (False, True):
+    for aliases in (False, True):
         model = CASES[kind](ArenaEmulator(), **{
             "dit": {"image_size": 4, "hidden_size": 16, "depth": 2},
             "unet": {"image_size": 4, "model_channels": 8, "channel_mult": (1,), "attention_resolutions": (),
                      "groups": 4, "num_head_channels": 8}}[kind])
-        model.lends_gradients = lends
+        model.lends_gradients = aliases
         step = step_of(model, batch=2)
         old = set_poison(True)  # what is laid over the gradients, too
         with at_most({"matmul": 1, "linear_group": 1, "column_sum": 1, "sample_sum": 1}):  # quick with small arrays
             step.run()
         set_poison(old)
         states.append(state_of(step, 1))
-    assert step.loans.loans
+    assert step.aliasing.parts
     same(*states)
 
 
@@ -380,12 +380,12 @@ def test_kernels_have_the_same_bits_too(kind):
 @needs("gpu")
 def test_a_gpus_steps_have_the_same_bits(kind, optimizer, precision, recompute, capture):
     states, peaks = [], []
-    for lends in (False, True):
+    for aliases in (False, True):
         model = (dit("cuda", image_size=16, hidden_size=128, **(LIGHTNING if kind == "lightning" else {}))
                  if kind in ("dit", "lightning") else
                  unet("cuda", image_size=32, attention_resolutions=(16,),
                       block="convnext" if kind == "convnext" else "resnet"))
-        model.lends_gradients = lends
+        model.lends_gradients = aliases
         if recompute:
             model.recompute_blocks(recompute)
         step = step_of(model, optimizer, precision, batch=32, capture=capture)
