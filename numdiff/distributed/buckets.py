@@ -11,9 +11,9 @@ import math
 
 from ..device.threads import Stack
 from ..nn import Tape as PlainTape
+from ..nn.deferred_gradients import DeferredGradients
 from ..nn.module import Module
 from ..nn.parameter import Parameter
-from ..nn.together import Together
 
 NEVER = math.inf  # in place of a record, of a parameter that is in none: it is complete at the end
 BUCKET = 1 << 20  # float32 of a bucket, 4 MiB: large enough for the links' full speed, small enough to leave early
@@ -82,7 +82,7 @@ def parameters_of(function, depth=4):
         value, depth = stack.pop()
         if isinstance(value, Parameter):
             found.append(value)
-        elif isinstance(value, Together):
+        elif isinstance(value, DeferredGradients):
             found += value.parameters
         elif isinstance(value, Module):
             found += [parameter for _, parameter in value.named_parameters()]

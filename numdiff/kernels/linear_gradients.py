@@ -5,7 +5,7 @@ MATHEMATICS
     or dweight_p = …, where there is nothing to add to
     Sums over 16,384 tokens with small results: one by one, each layer's product is cut into slices, so that it has work
     for all multiprocessors, and a second pass adds up what they give. Together they have enough tiles, or nearly.
-    Their operands must then be in memory at the same time (nn/together.py).
+    Their operands must then be in memory at the same time (nn/deferred_gradients.py).
 SHAPES
     dy_p (R, N_p), x_p (R, K_p), float16 or bfloat16; dweight_p (N_p, K_p) and dbias_p (N_p,) float32, dbias_p or None
     R, N_p and K_p are multiples of 8

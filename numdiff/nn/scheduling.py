@@ -2,19 +2,19 @@
 
 Small weight-gradient kernels run on a side stream, concurrently with the backward pass (kernels/side_stream.py). Second
 passes of split sums are collected and run together (kernels/second_pass.py). Weight gradients that several layers share
-are deferred until the last of them (together.py).
+are deferred until the last of them (deferred_gradients.py).
 """
 import contextlib
 
 from ..kernels.second_pass import collected
 from ..kernels.side_stream import wait_for, wait_if_full
-from .together import completed
+from .deferred_gradients import flushed_at_end
 
 
 @contextlib.contextmanager
 def backward_pass():
     """Context of a backward pass: when it ends, every gradient of a parameter is complete."""
-    with collected(), completed():
+    with collected(), flushed_at_end():
         yield
 
 

@@ -2,10 +2,10 @@
 
 A `Parameter` that is frozen, or absent (None), has no gradient to add to. One that is `written` has its gradient
 written by the first backward and added to by later ones (`Parameter.grad_to_fill`). Those of linear layers whose
-gradients come together are put aside (../together.py).
+gradients come together are put aside (../deferred_gradients.py).
 """
+from ..deferred_gradients import deferral_of
 from ..recording import is_recording
-from ..together import joined
 
 
 def trains(*parameters):
@@ -25,7 +25,7 @@ def gradient_to_fill(weight):
 
 def gradients_of(weight, bias, aside=None):
     """The arguments of `linear_backward` for a linear layer's gradients: their arrays, None if not needed, and whether
-    to add to the weight's; or `aside`, if they are computed together with others (../together.py)."""
+    to add to the weight's; or `aside`, if they are computed together with others (../deferred_gradients.py)."""
     if aside is not None:
         return {"dweight": None, "dbias": None, "aside": aside}
     dweight, accumulate = gradient_to_fill(weight)
@@ -35,4 +35,4 @@ def gradients_of(weight, bias, aside=None):
 
 def put_aside(weight, bias, layer):
     """For `gradients_of`: the function of a layer that is recorded within `together`, or None; layer: in FP8."""
-    return joined(weight, bias) if layer is None and is_recording() else None
+    return deferral_of(weight, bias) if layer is None and is_recording() else None

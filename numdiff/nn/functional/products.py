@@ -6,10 +6,10 @@ from ... import kernels as K
 from ...device import AnyArray
 from ...dtypes import is_half
 from .. import float8
+from ..deferred_gradients import deferring
 from ..parameter import Parameter
 from ..recording import is_recording
 from ..tensor import Tensor, record
-from ..together import together as grouped
 from .gradients import gradients_of, put_aside, trains
 from .movement import columns
 
@@ -41,10 +41,10 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual
 
 def together(x: Tensor, *weights: Parameter) -> contextlib.AbstractContextManager:
     """Context: the gradients of linear layers with these weights are computed in one launch, if a kernel supports it
-    for arrays like x (..., K), and it is faster (../together.py)."""
+    for arrays like x (..., K), and it is faster (../deferred_gradients.py)."""
     joins = (is_recording() and is_half(x.dtype) and not any(w.frozen or float8.layer_of(w, x.data) for w in weights)
              and K.linear_gradients_supports(x.data, [w.shape for w in weights]))
-    return grouped(weights) if joins else contextlib.nullcontext()
+    return deferring(weights) if joins else contextlib.nullcontext()
 
 
 def linear_group(x: Tensor, layers: Sequence[tuple[Parameter, Parameter]]) -> list[Tensor]:

@@ -8,7 +8,7 @@ from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.planned import CARDS
 from numdiff.distributed.buckets import last_records, parameters_of
 from numdiff.kernels import linear_gradients as L
-from numdiff.nn import DiT, Tape, Tensor, float8, together
+from numdiff.nn import DiT, Tape, Tensor, deferred_gradients, float8
 from numdiff.nn.layers import Linear
 from numdiff.nn.module import FlatParameters, Module
 from numdiff.training.build import model_options
@@ -28,7 +28,7 @@ class Layers(Module):
         self.parameters = FlatParameters(self)
 
     def forward(self, x, uses_b=True):
-        with together.together([self.a.weight, self.b.weight, self.c.weight]):
+        with deferred_gradients.deferring([self.a.weight, self.b.weight, self.c.weight]):
             h = self.a(x)
             aside = self.b(h)
             return self.c(aside if uses_b else h)
@@ -36,7 +36,7 @@ class Layers(Module):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """[(number of layers, whether they are added to)] of the launches; on NumPy, whose layers join, too."""
+    """[(number of layers, whether they are added to)] of the launches; on NumPy, whose layers register, too."""
     counts = []
 
     def launch(layers, accumulate):
@@ -48,7 +48,7 @@ def launched(monkeypatch):
             aside(dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1]))
         return plain(dy, x, weight, dweight, dbias, **options)
 
-    monkeypatch.setattr(together, "linear_gradients_backward", launch)
+    monkeypatch.setattr(deferred_gradients, "linear_gradients_backward", launch)
     monkeypatch.setattr(K, "linear_backward", backward)
     return counts
 
@@ -75,16 +75,16 @@ def test_layers_come_together(rng, launched, monkeypatch, uses_b, times):
     assert launched == [(count, False), (count, True)][:times]
     last = last_records(records)
     assert {last[id(layer.weight)] for layer in (model.a, model.b, model.c)} == {len(records) - 1}
-    monkeypatch.setattr("numdiff.nn.functional.gradients.joined", lambda *_: None)
+    monkeypatch.setattr("numdiff.nn.functional.gradients.deferral_of", lambda *_: None)
     np.testing.assert_allclose(gradients(model, x, dy, times, uses_b=uses_b)[0], found, rtol=1e-5, atol=1e-6)
-    assert len(launched) == times and not together._begun.items
+    assert len(launched) == times and not deferred_gradients._pending.items
 
 
 def test_an_error_leaves_nothing_behind(rng, launched, monkeypatch):
     monkeypatch.setattr(float8, "linear_backward", lambda dy, *_, aside, **__: aside(dy, dy) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         gradients(Layers(), Tensor(np.ones((5, 3), np.float32)), np.ones((5, 2), np.float32))
-    assert launched == [] and not together._begun.items and not together._open.items
+    assert launched == [] and not deferred_gradients._pending.items and not deferred_gradients._open.items
 
 
 @exhaustive

@@ -2,7 +2,7 @@
 
 Each gradient is a product of the gradient dy that arrives at a layer and the layer's input x. It has too few tiles to
 fill a GPU (kernels/linear_gradients.py). It is not read before the backward pass ends, or before it is sent to other
-ranks. So a block runs forward within `together`, and its layers register there. In the backward pass each layer defers
+ranks. So a block runs forward within `deferring`, and its layers register there. In the backward pass each layer defers
 dy and x. The last layer played back, the first of the forward pass, launches the products of all.
 
     backward     … fc2: defer dy, x | fc1: defer dy, x | attention's proj: … | attention | qkv: …, and the launch
@@ -20,7 +20,7 @@ If the layers are small, that launch runs concurrently with the backward pass of
 (kernels/side_stream.py).
 
 If a layer is not played back, since nothing depends on it, the others stay deferred. They are launched when the
-backward pass ends (`completed`).
+backward pass ends (`flushed_at_end`).
 """
 import contextlib
 
@@ -30,39 +30,39 @@ from ..kernels.side_stream import on_side_stream
 
 SMALL = 9 << 20  # bytes of a layer's dy up to which the launch goes to the side stream (kernels/side_stream.py)
 
-_open = Stack()  # the `Together` of the blocks that run forward in this thread, innermost last
-_begun = Stack()  # those still waiting for layers in this thread's backward passes
+_open = Stack()  # the `DeferredGradients` of the blocks that run forward in this thread, innermost last
+_pending = Stack()  # those with deferred layers in this thread's backward passes
 
 
-class Together:
+class DeferredGradients:
     """Layers of one forward pass of a block.
 
-    weights: of the layers that may join; layers: how many have joined, parameters: their weights and biases; aside:
-    (weight, bias, dy, x) of those that have been played back and not launched
+    weights: of the layers that may register; layers: the number that has registered; parameters: their weights and
+    biases; deferred: (weight, bias, dy, x) of layers that have been played back and not flushed
     """
 
     def __init__(self, weights):
-        self.weights, self.parameters, self.layers, self.aside = weights, [], 0, []
+        self.weights, self.parameters, self.layers, self.deferred = weights, [], 0, []
 
-    def join(self, weight, bias):
+    def register(self, weight, bias):
         """The function to which a layer's backward gives dy (R, N) and x (R, K) instead of computing gradients."""
         self.layers += 1
         self.parameters += [parameter for parameter in (weight, bias) if parameter is not None]
 
-        def put_aside(dy, x):
-            if not self.aside:
-                _begun.append(self)
-            self.aside.append((weight, bias, dy, x))
-            if len(self.aside) == self.layers:
-                self.launch()
+        def defer(dy, x):
+            if not self.deferred:
+                _pending.append(self)
+            self.deferred.append((weight, bias, dy, x))
+            if len(self.deferred) == self.layers:
+                self.flush()
 
-        return put_aside
+        return defer
 
-    def launch(self):
-        """Launch the gradients of what has been put aside, once; twice where only some of them are added to."""
-        given, self.aside = self.aside, []
-        if self in _begun.items:
-            _begun.remove(self)
+    def flush(self):
+        """Compute the deferred gradients in one launch; in two if only some of them are added to."""
+        given, self.deferred = self.deferred, []
+        if self in _pending.items:
+            _pending.remove(self)
         launches = {}
         for weight, bias, dy, x in given:
             dweight, accumulate = weight.grad_to_fill()
@@ -74,28 +74,28 @@ class Together:
 
 
 @contextlib.contextmanager
-def together(weights):
-    """Context of a block's forward pass: layers with these weights join."""
-    _open.append(Together(weights))
+def deferring(weights):
+    """Context of a block's forward pass: layers with these weights register."""
+    _open.append(DeferredGradients(weights))
     try:
         yield
     finally:
         _open.pop()
 
 
-def joined(weight, bias):
-    """What `Together.join` returns, or None for a layer that computes its own gradients."""
+def deferral_of(weight, bias):
+    """The result of `DeferredGradients.register`, or None for a layer that computes its own gradients."""
     group = _open[-1] if _open else None
-    return group.join(weight, bias) if group and any(weight is other for other in group.weights) else None
+    return group.register(weight, bias) if group and any(weight is other for other in group.weights) else None
 
 
 @contextlib.contextmanager
-def completed():
-    """Context of a backward pass: at its end, whatever has begun to wait inside it is launched."""
-    before = len(_begun)
+def flushed_at_end():
+    """Context of a backward pass: at its end, all gradients deferred inside it are flushed."""
+    before = len(_pending)
     try:
         yield
-        while len(_begun) > before:
-            _begun[-1].launch()
+        while len(_pending) > before:
+            _pending[-1].flush()
     finally:
-        del _begun.items[before:]
+        del _pending.items[before:]
