@@ -4,7 +4,7 @@ import functools
 import numpy as np
 
 from ..device import HostTwin, between, copy_into, is_device
-from ..kernels.second_pass import settle
+from ..kernels.second_pass import flush_reductions
 from ..progress import tick
 from .buckets import Plan, Watch, parameters_of
 from .exchange_base import Mail, NoExchange, shared_part, try_sums, wait
@@ -71,7 +71,7 @@ class MpiExchange(NoExchange):
 
     def played(self, number):
         for bucket in self.plan.leaving.get(number, ()):
-            settle()  # its gradients have to be there
+            flush_reductions()  # its gradients have to be there
             between(self.backend, functools.partial(self._leave, bucket))
         self._progress()
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from ..device import forked, join, lasting, upload
 from ..kernels.peer_pieces import peer_copy_pieces, peer_reduce_pieces, pieces_of
-from ..kernels.second_pass import settle_beside
+from ..kernels.second_pass import flush_on_side_stream
 from ..kernels.side_stream import follow
 from ..nn.partition import joined
 from .buckets import NEVER, last_records, parameters_of
@@ -121,7 +121,7 @@ class Overlap:
     def played(self, number):
         while (self.left < len(self.current) - 1 and self.current[self.left].ready <= number
                and self.current[self.left].complete):
-            settle_beside()
+            flush_on_side_stream()
             with forked(self.exchange.gpu):
                 follow()
                 self._add(self.current[self.left], BLOCKS)

@@ -58,7 +58,7 @@ from .matmul import (
     pair_supports,
 )
 from .reduce import column_sum
-from .second_pass import may_wait
+from .second_pass import deferrable
 from .side_stream import on_side_stream
 from .transformer.columns import as_columns
 from .transformer.gate import gate_forward
@@ -173,7 +173,7 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
     if isinstance(x, Pair):
         if (version is None and residual is gelu_of is swiglu_of is None and dweight is not None
                 and pair_supports(x, weight)):
-            with may_wait(), on_side_stream(dy, dweight, dbias):
+            with deferrable(), on_side_stream(dy, dweight, dbias):
                 matmul_pair_gradient(dy, x, dweight if accumulate else fill_zero(dweight), dbias)
             return matmul_pair_backward(dy, x, weight) if need_dx else None
         dx = linear_backward(dy, x.joined(), weight, dweight, dbias, need_dx, version,
@@ -208,7 +208,7 @@ def _parameters(rows, x, dweight, dbias, version, accumulate, aside):
     if aside is not None:
         aside(rows, x.reshape(-1, x.shape[-1]))
     elif dweight is not None:
-        with may_wait(), on_side_stream(rows, dweight, dbias):
+        with deferrable(), on_side_stream(rows, dweight, dbias):
             matmul_forward(rows, x.reshape(-1, x.shape[-1]), transpose_a=True, out=dweight, accumulate=accumulate,
                            version=version, row_sums=dbias)
     elif dbias is not None:

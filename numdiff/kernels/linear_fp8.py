@@ -42,7 +42,7 @@ from .matmul.hopper_fp8 import (
 )
 from .quantise import columns_of, quantise_both, quantise_forward
 from .reduce import column_sum
-from .second_pass import may_wait
+from .second_pass import deferrable
 
 GRADIENTS = True  # whether weights' gradients are products of E4M3
 EPILOGUES = True  # whether products with a GELU write E4M3, if with GRADIENTS no operation reads float16
@@ -137,7 +137,7 @@ def _parameters(dy, kept, weight, layer, dweight, dbias, need_dx, accumulate):
     else:
         bits, columns = quantise_both(rows, *layer.dy, sums=dbias)
     if dweight is not None:
-        with may_wait():
+        with deferrable():
             matmul_fp8_gradient(columns, kept, layer.dy.scale, layer.x.scale, dweight, accumulate)
     return bits
 

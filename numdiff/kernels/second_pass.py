@@ -6,9 +6,9 @@ MATHEMATICS
     why). A bias's or a norm's gradient arrives as a few partial sums of rows with other results. Reducing the partials
     takes a kernel of microseconds, most of which pass before its first load arrives and after its last store.
     A parameter's gradient is not needed before the backward pass ends, or until a bucket of gradients is sent to other
-    ranks. So within `collected` a sum that `may_wait` is deferred, and the next launch reduces up to eight sums at
-    once. Deferred bytes are bounded (`WAITING`): partials that exceed the L2 cache's room are written to memory and
-    read from there. A reader of such a gradient calls `settle_for` first (nn.tensor.Parameter does).
+    ranks. So within `deferred_reductions` a sum that `deferrable` is deferred, and the next launch reduces up to eight
+    sums at once. Deferred bytes are bounded (`WAITING`): partials that exceed the L2 cache's room are written to memory
+    and read from there. A reader of such a gradient calls `flush_for` first (nn.tensor.Parameter does).
 SHAPES
     parts (P · n,) and target (n,): float32, n a multiple of 4, on 16-byte boundaries
 LAUNCH
@@ -161,8 +161,8 @@ _waiting = Stack()  # at most one a thread
 
 
 @contextmanager
-def collected():
-    """Context of a backward pass: sums that may wait are added up at its end at the latest."""
+def deferred_reductions():
+    """Context of a backward pass: deferrable sums are reduced at its end at the latest."""
     if _waiting:  # a pass within a pass
         yield
         return
@@ -170,14 +170,14 @@ def collected():
     try:
         with backward_pass():
             yield
-            settle()
+            flush_reductions()
     finally:
         _waiting.pop()
 
 
 @contextmanager
-def may_wait():
-    """Context: `add_parts` receives gradients here that are not read before `collected` ends."""
+def deferrable():
+    """Context: `add_parts` receives gradients here that are not read before `deferred_reductions` ends."""
     if not _waiting:
         yield
         return
@@ -188,31 +188,32 @@ def may_wait():
         _waiting[-1].allowed = before
 
 
-def settle():
-    """Add up what waits: from now on gradients can be read."""
+def flush_reductions():
+    """Reduce all deferred sums: from now on gradients can be read."""
     rejoin()
     if _waiting and (sums := _waiting[-1].sums):
         _waiting[-1].sums = []
         _launch(sums)
 
 
-def settle_beside():
-    """`settle`, where the first stream does not read the gradients yet: who does in another is to `follow`."""
+def flush_on_side_stream():
+    """`flush_reductions` on the side stream, while the main stream does not read the gradients; other streams
+    `follow`."""
     if _waiting and _waiting[-1].sums:
         targets = [s.target for s in _waiting[-1].sums]
         with on_side_stream(targets[0], *targets):
-            settle()
+            flush_reductions()
 
 
-def settle_for(array):
-    """`settle`, if what waits is for this array's memory."""
+def flush_for(array):
+    """`flush_reductions`, if a deferred sum is for this array's memory."""
     wait_for_gradient(array)
     if _waiting and any(overlaps(array, s.target) for s in _waiting[-1].sums):
-        settle()
+        flush_reductions()
 
 
 def joined(a, b):
-    """What two device arrays that are one behind the other in memory are together, or None."""
+    """Two device arrays that are adjacent in memory as one array, or None."""
     if a.memory is b.memory and a.dtype == b.dtype and a.offset + a.nbytes == b.offset:
         return DeviceArray(a.backend, (a.size + b.size,), a.dtype, a.memory, a.offset)
     return None
@@ -277,7 +278,7 @@ SIZES = (1, 8), (70, 12), (3, 1100), (2, 4), (33, 4), (9, 260), (4, 16), (5, 8),
 def add_parts(sums, waits=False):
     """Each `Sum`: target = or += the sum of its parts; on a device at once, or together with later ones.
 
-    waits: the sums may wait, as within `may_wait`
+    waits: the sums are deferrable, as within `deferrable`
     """
     sums = [s._replace(parts=s.parts.reshape(-1), target=s.target.reshape(-1)) for s in sums]
     if not _waiting:
@@ -286,14 +287,14 @@ def add_parts(sums, waits=False):
     waiting = _waiting[-1]
     waits = (waits or waiting.allowed) and sum(s.parts.nbytes for s in sums) <= WAITING
     for s in sums:
-        settle_for(s.target)  # one after the other
+        flush_for(s.target)  # one after the other
     if len(waiting.sums) + len(sums) > SUMS:
         if not waits:
             _launch(sums)
             return
-        settle_beside()
+        flush_on_side_stream()
     waiting.sums = waiting.sums + sums
     if not waits:
-        settle()
+        flush_reductions()
     elif waiting.bytes() > WAITING:
-        settle_beside()
+        flush_on_side_stream()

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..device import AnyArray, download, fill_zero
 from ..dtypes import is_half
-from ..kernels.second_pass import settle_for
+from ..kernels.second_pass import flush_for
 
 
 class Parameter:
@@ -45,7 +45,7 @@ class Parameter:
         """The gradient, to be added to, or read."""
         if self.loan is not None:
             self.loan.reclaim()
-        settle_for(self._grad)
+        flush_for(self._grad)
         if self.stale:
             self.stale = False
             fill_zero(self._grad)
@@ -59,7 +59,7 @@ class Parameter:
         """(gradient, whether to add to it): an operation that can do both overwrites a stale one."""
         if self.loan is not None:
             self.loan.reclaim()
-        settle_for(self._grad)
+        flush_for(self._grad)
         accumulate, self.stale = not (self.stale or self.frozen), False
         return self._grad, accumulate
 

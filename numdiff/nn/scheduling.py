@@ -1,12 +1,12 @@
 """How the backward pass is scheduled on a GPU: hooks that the tape calls, which change no result.
 
 Small weight-gradient kernels run on a side stream, concurrently with the backward pass (kernels/side_stream.py). Second
-passes of split sums are collected and run together (kernels/second_pass.py). Weight gradients that several layers share
+passes of split sums are deferred and run together (kernels/second_pass.py). Weight gradients that several layers share
 are deferred until the last of them (deferred_gradients.py).
 """
 import contextlib
 
-from ..kernels.second_pass import collected
+from ..kernels.second_pass import deferred_reductions
 from ..kernels.side_stream import wait_for, wait_if_full
 from .deferred_gradients import flushed_at_end
 
@@ -14,7 +14,7 @@ from .deferred_gradients import flushed_at_end
 @contextlib.contextmanager
 def backward_pass():
     """Context of a backward pass: when it ends, every gradient of a parameter is complete."""
-    with collected(), flushed_at_end():
+    with deferred_reductions(), flushed_at_end():
         yield
 
 

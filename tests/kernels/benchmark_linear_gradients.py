@@ -19,7 +19,7 @@ from numdiff.kernels import linear_backward
 from numdiff.kernels.linear_gradients import linear_gradients_backward
 from numdiff.kernels.matmul import choice, group
 from numdiff.kernels.matmul.hopper.group_schedule import count_parts, cut
-from numdiff.kernels.second_pass import collected
+from numdiff.kernels.second_pass import deferred_reductions
 from tests.kernels.benchmark_half_matmul import POOL, graph, milliseconds
 
 MODELS = {"S/2": (384, 16384), "B/2": (768, 16384), "L/2": (1024, 8192), "XL/2": (1152, 8192)}  # channels, tokens
@@ -55,14 +55,14 @@ def measure(gpu, model, rounds, pool):
 
     def alone(which):
         def run(i):
-            with collected():
+            with deferred_reductions():
                 for k in which:
                     dy, x, dweight, dbias = sets[i % SETS][k]
                     linear_backward(dy, x, weights[k], dweight, dbias, need_dx=False, accumulate=False)
         return run
 
     def together(i):
-        with collected():
+        with deferred_reductions():
             linear_gradients_backward(sets[i % SETS], False)
 
     graphs, texts = [], []

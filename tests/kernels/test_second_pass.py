@@ -9,7 +9,16 @@ from numdiff.device.emulator import EmulatorDevice
 from numdiff.distributed.mpi_exchange import MpiExchange
 from numdiff.kernels import second_pass
 from numdiff.kernels.matmul import launcher
-from numdiff.kernels.second_pass import Sum, add_parts, bits_of, collected, joined, may_wait, settle, settle_for
+from numdiff.kernels.second_pass import (
+    Sum,
+    add_parts,
+    bits_of,
+    deferrable,
+    deferred_reductions,
+    flush_for,
+    flush_reductions,
+    joined,
+)
 from numdiff.nn import Tape, Tensor
 from numdiff.nn import functional as F
 from numdiff.nn.parameter import Parameter
@@ -57,7 +66,7 @@ def test_add_rows(engine, rng, launched, shape):
     rows, before = rng.standard_normal(shape), rng.standard_normal((shape[0], shape[2]))
     for missing in (None, 0):
         into = [None if k == missing else engine(target) for k, target in enumerate(before)]
-        with collected():
+        with deferred_reductions():
             second_pass.add_rows(engine(rows), *into)
             assert not launched
         for k, target in enumerate(into):
@@ -84,14 +93,14 @@ def test_sums_that_wait_come_together_with_the_same_bits(engine, rng, launched):
     def run():
         targets = [engine(np.ones(a.shape[1])) for a in arrays]
         for a, target in zip(arrays, targets, strict=True):
-            with may_wait():
+            with deferrable():
                 add_parts([Sum(engine(a), len(a), target, True)])
         return targets
 
     at_once = run()
     assert launched == [1] * 9
     launched.clear()
-    with collected():
+    with deferred_reductions():
         waited = run()
     assert launched == [8, 1]
     for one, other in zip(at_once, waited, strict=True):
@@ -101,18 +110,18 @@ def test_sums_that_wait_come_together_with_the_same_bits(engine, rng, launched):
 @on("emulator", "cuda")
 def test_what_waits_is_bounded_and_settled_for_who_reads_it(engine, rng, launched, monkeypatch):
     def ask(target, allowed=True, rows=2):
-        with may_wait() if allowed else collected():
+        with deferrable() if allowed else deferred_reductions():
             add_parts([Sum(engine(np.ones((rows, 4))), rows, target, True)])
 
     a, b, both = engine.zeros(4), engine.zeros(4), engine.zeros(8)
-    with collected():
-        with collected():
+    with deferred_reductions():
+        with deferred_reductions():
             ask(a)
         assert launched == []  # a pass within a pass ends nothing
-        settle_for(b)
-        settle_for(np.zeros(4, np.float32))
+        flush_for(b)
+        flush_for(np.zeros(4, np.float32))
         assert launched == []
-        settle_for(a)
+        flush_for(a)
         assert launched == [1] and download(a).tolist() == [2] * 4
         ask(a)
         ask(a)  # the same target: one after the other
@@ -120,9 +129,9 @@ def test_what_waits_is_bounded_and_settled_for_who_reads_it(engine, rng, launche
         ask(b, allowed=False)  # those that wait come with it
         assert launched == [1, 1, 2] and download(a).tolist() == [6] * 4
         ask(both[:4])
-        settle_for(both[4:])
+        flush_for(both[4:])
         assert launched == [1, 1, 2]
-        settle_for(both)
+        flush_for(both)
         assert launched == [1, 1, 2, 1]
         monkeypatch.setattr(second_pass, "WAITING", 3 * 32)
         for _ in range(4):
@@ -131,12 +140,12 @@ def test_what_waits_is_bounded_and_settled_for_who_reads_it(engine, rng, launche
         ask(b)
         ask(a, rows=7)  # too large to wait
         assert launched[5:] == [2]
-        settle()
+        flush_reductions()
         assert launched[6:] == []
-    with pytest.raises(KeyError), collected():
+    with pytest.raises(KeyError), deferred_reductions():
         ask(a)
         raise KeyError
-    with collected():
+    with deferred_reductions():
         pass
     assert launched[6:] == []  # what a pass has left that failed is forgotten
 
@@ -201,8 +210,8 @@ def test_a_bucket_leaves_with_its_gradients(engine, launched):
             pass
 
     exchange = Exchange()
-    with collected():
-        with may_wait():
+    with deferred_reductions():
+        with deferrable():
             add_parts([Sum(engine(np.ones((2, 4))), 2, engine.zeros(4), True)])
         exchange.played(0)
         assert launched == []

@@ -7,7 +7,7 @@ from numdiff.device import copy_into, download, empty, fill_zero, upload
 from numdiff.device.array import set_poison
 from numdiff.distributed import overlap
 from numdiff.kernels import side_stream
-from numdiff.kernels.second_pass import SUMS, Sum, add_parts, collected, settle, settle_for
+from numdiff.kernels.second_pass import SUMS, Sum, add_parts, deferred_reductions, flush_for, flush_reductions
 from numdiff.kernels.versions import at_most
 from numdiff.nn import Muon, UNet, aliasing, optimizer
 from numdiff.nn import functional as F
@@ -48,10 +48,10 @@ def device():
 
 # The two streams ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("wait", [side_stream.rejoin, settle, lambda: None], ids=["rejoin", "settle", "end"])
+@pytest.mark.parametrize("wait", [side_stream.rejoin, flush_reductions, lambda: None], ids=["rejoin", "flush", "end"])
 def test_side_stream_results_are_complete_afterwards(device, wait):
     target = array(device)
-    with collected():
+    with deferred_reductions():
         with side_stream.on_side_stream(target, target):
             fill_zero(target)
         assert not is_zero(target)
@@ -62,16 +62,16 @@ def test_side_stream_results_are_complete_afterwards(device, wait):
 
 def test_a_gradient_that_is_read_is_waited_for(device):
     target, other, result = (array(device) for _ in range(3))
-    with collected():
+    with deferred_reductions():
         with side_stream.on_side_stream(target, target[:8], None):
             fill_zero(target)
         side_stream.made_on_side_stream(result)
         side_stream.made_on_side_stream(None)
-        settle_for(other)
-        settle_for(target[8:])
+        flush_for(other)
+        flush_for(target[8:])
         side_stream.wait_for((other, None))
         assert not is_zero(target)
-        settle_for(target[4:])
+        flush_for(target[4:])
         assert is_zero(target)
         with side_stream.on_side_stream(target):
             fill_zero(result)
@@ -92,7 +92,7 @@ def test_a_group_of_gradients_waits_for_the_second_stream_and_the_first_goes_on(
             device.copy(source, copy)
 
     monkeypatch.setattr(watcher, "_add", add)
-    with collected():
+    with deferred_reductions():
         with side_stream.on_side_stream(target, target):
             fill_zero(target)
         add_parts([Sum(parts, 1, summed, False)], waits=True)
@@ -112,20 +112,20 @@ def test_a_sum_of_parts_that_waited_is_waited_for_wherever_it_is_added_up(device
         with side_stream.on_side_stream(target, target):
             add_parts([Sum(parts, 1, target, False)], waits=True)
 
-    with collected():
+    with deferred_reductions():
         for target in targets[:-1]:
             make(target)
         side_stream.rejoin()
         make(targets[-1])  # for which the others make room
         assert not is_zero(targets[0])
-        settle_for(targets[0])
+        flush_for(targets[0])
         assert is_zero(targets[0])
 
 
 def test_memory_freed_meanwhile_is_not_reused(device):
     first, target = array(device, 0), array(device)
     address = device.pointer(first)
-    with collected():
+    with deferred_reductions():
         with side_stream.on_side_stream(first, target):
             device.copy(first, target)
         del first
@@ -138,7 +138,7 @@ def test_of_too_much_that_is_held_the_older_half_comes_back(device, monkeypatch)
     """For which the first stream waits for the older work alone."""
     monkeypatch.setattr(side_stream, "HELD", 4 * 4 * FLOATS)
     targets = [array(device) for _ in range(5)]
-    with collected():
+    with deferred_reductions():
         for target in targets:
             given = array(device, 0)
             with side_stream.on_side_stream(given):
@@ -155,7 +155,7 @@ def test_of_too_much_that_is_held_the_older_half_comes_back(device, monkeypatch)
 def test_a_large_layer_stays_in_the_first_stream(device, monkeypatch):
     target = array(device)
     monkeypatch.setattr(side_stream, "SMALL", target.nbytes - 4)
-    with collected():
+    with deferred_reductions():
         with side_stream.on_side_stream(target, target):
             fill_zero(target)
         assert is_zero(target)
@@ -175,7 +175,7 @@ def test_a_step_that_is_not_recorded_runs_in_order_and_holds_the_same_memory():
     device.recording = False
     first, target = array(device, 0), array(device)
     address = device.pointer(first)
-    with collected():
+    with deferred_reductions():
         with side_stream.on_side_stream(first, target):
             device.copy(first, target)
         assert is_zero(target)
@@ -186,7 +186,7 @@ def test_a_step_that_is_not_recorded_runs_in_order_and_holds_the_same_memory():
 
 def test_in_order_there_is_one_stream(device):
     target = array(device)
-    with side_stream.in_order(), collected():
+    with side_stream.in_order(), deferred_reductions():
         with side_stream.on_side_stream(target, target):
             fill_zero(target)
         assert is_zero(target)
@@ -197,14 +197,14 @@ def test_in_order_there_is_one_stream(device):
 def test_an_error_lets_go_of_what_is_held(device):
     first = array(device, 0)
     address = device.pointer(first)
-    with pytest.raises(KeyError), collected():
+    with pytest.raises(KeyError), deferred_reductions():
         with side_stream.on_side_stream(first):
             fill_zero(first)
         del first
         raise KeyError
     assert device.pointer(array(device)) == address
-    with collected():  # a pass within a pass is part of it
-        with collected(), side_stream.on_side_stream(target := array(device), target):
+    with deferred_reductions():  # a pass within a pass is part of it
+        with deferred_reductions(), side_stream.on_side_stream(target := array(device), target):
             fill_zero(target)
         assert not is_zero(target)
     assert is_zero(target)

@@ -7,7 +7,7 @@ from ..parameter import Parameter
 from ..recording import is_recording
 from ..tensor import Tensor, record
 from .elementwise import gelu, swiglu
-from .gradients import gradients_of, put_aside, trains
+from .gradients import deferral, gradients_of, trains
 from .modulation import layer_scale, layer_scale_gradient
 from .products import linear
 
@@ -57,7 +57,7 @@ def mlp(x: Tensor, weight: Parameter, bias: Parameter, weight_2: Parameter, bias
                                             keeps_z=is_recording())
     if layer_2 is None:
         kept_2 = h if weight.shape[1] <= GELU_KEPT else None
-    aside, aside_2 = put_aside(weight, bias, layer), put_aside(weight_2, bias_2, layer_2)
+    aside, aside_2 = deferral(weight, bias, layer), deferral(weight_2, bias_2, layer_2)
 
     def backward(dy, before):
         dz = dy if scale is None else layer_scale_gradient(dy, z, scale)
@@ -85,7 +85,7 @@ def swiglu_mlp(x: Tensor, w12: Parameter, b12: Parameter | None, w3: Parameter, 
     if gate is not None:
         return linear(Tensor(h), w3, b3, residual, gate)
     y, kept_3 = float8.linear_forward(h, w3, b3, layer_3)
-    aside, aside_3 = put_aside(w12, b12, layer), put_aside(w3, b3, layer_3)
+    aside, aside_3 = deferral(w12, b12, layer), deferral(w3, b3, layer_3)
 
     def backward(dy, before):
         du = float8.linear_backward(dy, kept_3, w3, layer_3, swiglu_of=u, **gradients_of(w3, b3, aside_3))

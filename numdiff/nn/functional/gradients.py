@@ -1,8 +1,8 @@
-"""Where the gradients of an operation's weights go, and whether they are wanted: what the other files ask for.
+"""The arrays for the gradients of an operation's weights, and whether they are needed.
 
 A `Parameter` that is frozen, or absent (None), has no gradient to add to. One that is `written` has its gradient
-written by the first backward and added to by later ones (`Parameter.grad_to_fill`). Those of linear layers whose
-gradients come together are put aside (../deferred_gradients.py).
+written by the first backward and added to by later ones (`Parameter.grad_to_fill`). Those of linear layers that
+are computed together are deferred (../deferred_gradients.py).
 """
 from ..deferred_gradients import deferral_of
 from ..recording import is_recording
@@ -33,6 +33,6 @@ def gradients_of(weight, bias, aside=None):
             "accumulate": accumulate}
 
 
-def put_aside(weight, bias, layer):
-    """For `gradients_of`: the function of a layer that is recorded within `together`, or None; layer: in FP8."""
+def deferral(weight, bias, layer):
+    """For `gradients_of`: the `defer` function of a layer recorded within `together`, or None; layer: in FP8."""
     return deferral_of(weight, bias) if layer is None and is_recording() else None

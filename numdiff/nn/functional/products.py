@@ -10,7 +10,7 @@ from ..deferred_gradients import deferring
 from ..parameter import Parameter
 from ..recording import is_recording
 from ..tensor import Tensor, record
-from .gradients import gradients_of, put_aside, trains
+from .gradients import deferral, gradients_of, trains
 from .movement import columns
 
 
@@ -31,7 +31,7 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, residual
         return (dx, dy) if adds else (dx,)
 
     layer = float8.layer_of(weight, x.data)
-    aside = put_aside(weight, bias, layer)
+    aside = deferral(weight, bias, layer)
     y, kept = float8.linear_forward(x.data, weight, bias, layer, residual and residual.data)
     result = record("linear", y, (x,) if residual is None else (x, residual), backward,
                     has_parameters=trains(weight, bias), adds=True)
