@@ -59,7 +59,7 @@ def said(make, *texts):
 
 
 def recall(*texts):
-    """What was kept for these texts; None where there is nothing."""
+    """What was kept for these texts; None if there is nothing."""
     if folder is None:
         return None
     path = folder / hash_of(*texts, toolchain(), sys.version)

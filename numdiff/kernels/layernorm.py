@@ -361,12 +361,12 @@ def _check_both(x, weight, bias):
 
 
 def _lacks_fours(x):
-    """What v2 needs and x lacks; None where its rows are made of fours."""
+    """What v2 needs and x lacks; None if its rows are made of fours."""
     return lacks_multiple(4, x.shape[-1], "columns")
 
 
 def _lacks_registers(x, dweight, dbias, images):
-    """What v3 needs and a call lacks; None where rows fit into registers, and there is something to add up."""
+    """What v3 needs and a call lacks; None if rows fit into registers, and there is something to add up."""
     C = x.shape[-1]
     if C % 4 or C > LARGEST:
         return f"takes a multiple of 4 columns up to {LARGEST}, not {C}"

@@ -337,7 +337,7 @@ def _place(layers, batch):
 
 
 def _lacks_vectors(x, layers):
-    """None where vectors of four stay together in x and all weights, else what version 2 needs."""
+    """None if vectors of four stay together in x and all weights, else what version 2 needs."""
     if x.shape[1] % 4 or any(a.offset % 16 for a in (x, *(weight for weight, _ in layers))):
         return (f"reads four numbers at a time: K ({x.shape[1]}) and the offsets of x and the weights must be "
                 "multiples of 4")
@@ -454,7 +454,7 @@ def linear_group_forward(x, layers, version=None):
 def linear_group_backward(dys, x, layers, gradients, version=None, accumulate=True):
     """dx as a new array; the parameters' gradients are added into `gradients` [(dweight, dbias)].
 
-    dys: a list with dy_i (B, N_i), or None where nothing arrived
+    dys: a list with dy_i (B, N_i), or None if nothing arrived
     accumulate: False: every dweight is written, whatever it held; each dbias is added to all the same
     """
     (B, K), widths = x.shape, [weight.shape[0] for weight, _ in layers]

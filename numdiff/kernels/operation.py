@@ -52,7 +52,7 @@ class Version:
 
     name: words joined by hyphens, such as "warp-per-row"
     kernel: what the operation's function launches or calls: a kernel, a dict of variants, or a function
-    fits: a function of some of the operation's arguments, by name. It returns None where the version takes them, else
+    fits: a function of some of the operation's arguments, by name. It returns None if the version takes them, else
         what the version needs and they lack, to complete "version 3 (vectorised) …"
     of: names of the arguments that `fits` takes, in order; None: those of its parameters
     requires: compute capability, "8.0", or "9.0a" for that architecture alone; None: what `kernel` is marked with
@@ -83,7 +83,7 @@ class Version:
         return f"{major}.{minor}{''.join(alone)}" if major else None
 
     def lacks(self, array, values):
-        """None where it takes these arguments, else a clause with what it needs. array: the first of the device's."""
+        """None if it takes these arguments, else a clause with what it needs. array: the first of the device's."""
         if self.dtypes and array.dtype.name not in self.dtypes:
             return f"is for {' and '.join(self.dtypes)}, and these arrays are {array.dtype.name}"
         if not supports(array, self.marked):
@@ -146,7 +146,7 @@ class Operation:
 
     @property
     def backward(self):
-        """The record of its derivative; None where there is none."""
+        """The record of its derivative; None if there is none."""
         return OPERATIONS.get(f"{self.name}_backward")
 
     def version(self, wanted, array=None):
@@ -254,7 +254,7 @@ def naive_and_vectorised(naive=None, vectorised=None, fits=None):
 
 
 def lacks_multiple(width, count, what="elements"):
-    """For `Version.fits`: None where a count is a multiple of what a thread takes at a time."""
+    """For `Version.fits`: None if a count is a multiple of what a thread takes at a time."""
     return f"takes {width} {what} at a time, and {count} is not a multiple of {width}" if count % width else None
 
 
@@ -267,7 +267,7 @@ def all_operations():
 
 
 def first_on_device(values):
-    """The first device array among arguments, or within a list or tuple of them; None where there is none."""
+    """The first device array among arguments, or within a list or tuple of them; None if there is none."""
     for value in values:
         if isinstance(value, DeviceArray):
             return value

@@ -311,7 +311,7 @@ def _blocks(array, elements, width):
 
 
 def _lacks_fours(buffers, bounds):
-    """What v2 needs and slices lack; None where all of them begin at multiples of four."""
+    """What v2 needs and slices lack; None if all of them begin at multiples of four."""
     return next(filter(None, (lacks_multiple(4, bound) for bound in all_bounds(buffers, bounds))), None)
 
 

@@ -203,7 +203,7 @@ def sum_versions(fits):
 
 
 def _lacks_fours(x):
-    """What v3 needs and x lacks; None where rows are made of fours."""
+    """What v3 needs and x lacks; None if rows are made of fours."""
     return lacks_multiple(4, x.shape[-1], "columns")
 
 

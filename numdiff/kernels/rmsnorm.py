@@ -391,12 +391,12 @@ def _check(x, weight):
 
 
 def _lacks_fours(x):
-    """What v2 needs and x lacks; None where its rows are made of fours."""
+    """What v2 needs and x lacks; None if its rows are made of fours."""
     return lacks_multiple(4, x.shape[-1], "columns")
 
 
 def _lacks_eights(x):
-    """What v3 needs and x lacks; None where its rows are made of eights and fit into registers."""
+    """What v3 needs and x lacks; None if its rows are made of eights and fit into registers."""
     C, largest = x.shape[-1], SWEEP * MAX_SWEEPS
     return f"takes a multiple of 8 columns, at most {largest}, not {C}" if C % 8 or C > largest else None
 

@@ -228,7 +228,7 @@ def softmax_backward_cost(rows, N):
 # Operations -----------------------------------------------------------------------------------------------------------
 
 def _lacks_fours(*arrays):
-    """What v3 needs and these arrays lack; None where rows begin at multiples of 16 bytes."""
+    """What v3 needs and these arrays lack; None if rows begin at multiples of 16 bytes."""
     N = arrays[0].shape[-1]
     if N % 4 or any(a is not None and a.offset % 16 for a in arrays):
         return f"moves four elements at a time, and rows of {N} are not made of aligned fours"

@@ -128,7 +128,7 @@ def number_of(name, version, dtype=None):
 
 
 def _dtype(arguments):
-    """The type of the first array of a device; None where there is none."""
+    """The type of the first array of a device; None if there is none."""
     for value in arguments:
         array = getattr(value, "array", getattr(value, "a", value))  # of `Matrices`, of a `Pair`
         if is_device(array):

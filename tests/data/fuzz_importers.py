@@ -476,7 +476,7 @@ def peak_megabytes(reset=False):
 
 
 def run_case(seed, number, keep=None):
-    """A dict: what was done, seconds, megabytes, and `fault`, None where all is well."""
+    """A dict: what was done, seconds, megabytes, and `fault`, None if all is well."""
     from numdiff.errors import NumdiffError
     make = CASES[number % len(CASES)] if number >= 0 else BOMBS[number]
     rng = np.random.default_rng([seed, abs(number)])

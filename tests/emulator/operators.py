@@ -142,7 +142,7 @@ def type_name(value):
 
 
 def same(text, name, got, want, operands):
-    """Whether a result has the type and the value that Numba gives it; None where the two need not agree."""
+    """Whether a result has the type and the value that Numba gives it; None if the two need not agree."""
     if type_name(got) != ("bool" if name == "boolean" else name):
         return False
     a, b = operands

@@ -342,7 +342,7 @@ def _halves():
 class Planted:
     """A fault: its kernel, its launch, and what must be found: marks of a race's two lines, or of one line.
 
-    thread: in the order "forward"; everywhere: in all orders; block: None where it may be any
+    thread: in the order "forward"; everywhere: in all orders; block: None if it may be any
     """
 
     kernel: object

@@ -24,7 +24,7 @@ KIND = {bool: "bool", np.bool_: "bool", int: "int64", np.float16: "float16", np.
 
 
 def numba_result(function, *names):
-    """The name of the type that Numba's typing gives, or None where it has no such operation."""
+    """The name of the type that Numba's typing gives, or None if it has no such operation."""
     from numba.cuda import types
     from numba.cuda.descriptor import cuda_target
     context = cuda_target.typing_context

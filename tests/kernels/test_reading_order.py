@@ -39,7 +39,7 @@ def docstrings(path):
 
 
 def find(name, path):
-    """The file that a docstring of the file at `path` names; None where there is none."""
+    """The file that a docstring of the file at `path` names; None if there is none."""
     return next((place / name for place in (path.parent, *PLACES) if (place / name).exists()), None)
 
 

@@ -92,14 +92,14 @@ def _type_of(inputs):
 
 
 def dtype_of(case):
-    """The type of a case's operands on a device; None where names of its versions do not depend on it."""
+    """The type of a case's operands on a device; None if names of its versions do not depend on it."""
     return _type_of(case.inputs) if FOR.keys() & NAMES.get(operation_of(case.name), {}).keys() else None
 
 
 def _is_wanted(case, each, version):
     """Whether to run the version `each` of a case; version: a number, a name, or None for all.
 
-    each: None where the case itself says what runs, such as one tile of a Hopper kernel: it counts as a version with a
+    each: None if the case itself says what runs, such as one tile of a Hopper kernel: it counts as a version with a
     name that its type has.
     """
     if version is None or each == version:

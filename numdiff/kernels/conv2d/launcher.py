@@ -123,7 +123,7 @@ def _check_size(*arrays):
 
 
 def channel_statistics(x, weight, stride=1, least=WORTH_STATISTICS):
-    """A new array for the statistics of a convolution's result (groupnorm/normalise.py), or None where none come.
+    """A new array for the statistics of a convolution's result (groupnorm/normalise.py), or None if none come.
 
     Hopper's float16 kernel computes them, with a result of `least` bytes or more whose images 8 × 8 pixels tile.
     """

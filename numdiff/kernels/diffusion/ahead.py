@@ -114,7 +114,7 @@ def take_cost(n, itemsize=4):
 # Operations -----------------------------------------------------------------------------------------------------------
 
 def _lacks_vectors(*bytes_between):
-    """What v2 needs and a call lacks; None where rows and places are multiples of 16 bytes."""
+    """What v2 needs and a call lacks; None if rows and places are multiples of 16 bytes."""
     if any(n % 16 for n in bytes_between):
         return f"needs rows and places that are multiples of 16 bytes, not {', '.join(map(str, bytes_between))}"
     return None

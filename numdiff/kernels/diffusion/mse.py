@@ -130,7 +130,7 @@ def _check(prediction, target):
 
 
 def _lacks_fours(prediction, target):
-    """What v2 needs and the arrays lack; None where they are alike and made of fours."""
+    """What v2 needs and the arrays lack; None if they are alike and made of fours."""
     if prediction.shape != target.shape or target.size % 4:
         return f"needs equal shapes of a multiple of 4 elements, not {prediction.shape} and {target.shape}"
     return None

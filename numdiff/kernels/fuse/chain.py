@@ -290,7 +290,7 @@ class Fused(Variants):
 
 
 def _lacks_neighbours(plan, width, shape_of, like):
-    """What a version of `width` neighbours needs and an array, or its shape, lacks; None where it takes it."""
+    """What a version of `width` neighbours needs and an array, or its shape, lacks; None if it takes it."""
     return lacks_multiple(width, plan.row(shape_of(like) if shape_of else getattr(like, "shape", like)))
 
 

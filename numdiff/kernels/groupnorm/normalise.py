@@ -233,7 +233,7 @@ def groupnorm_forward_kernel_v4(x, known, weight, bias, y, mean, rstd, shape, cu
 # Launcher -------------------------------------------------------------------------------------------------------------
 
 def block_shape(B, P, C, multiprocessors):
-    """(rows, turns) of a block's threads, or None where C / 8 of them make no block of whole warps."""
+    """(rows, turns) of a block's threads, or None if C / 8 of them make no block of whole warps."""
     lanes, found = C // VECTOR, None
     whole = math.lcm(PAIRS_A_THREAD, WARP // math.gcd(lanes, WARP))
     for threads, turns in SHAPES:

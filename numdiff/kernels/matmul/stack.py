@@ -37,7 +37,7 @@ STACK_KERNELS = Variants(
 
 
 def distance(arrays):
-    """Bytes from each of the arrays to the next; None where they are not at equal distances, of 16 bytes each."""
+    """Bytes from each of the arrays to the next; None if they are not at equal distances, of 16 bytes each."""
     first = arrays[0]
     if any(a.memory is not first.memory or a.shape != first.shape or a.dtype != first.dtype for a in arrays):
         return None

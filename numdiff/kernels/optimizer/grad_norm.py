@@ -161,7 +161,7 @@ def _parts(x, ranges):
 
 
 def _lacks_fours(x, ranges):
-    """What v2 needs and x lacks; None where its parts are made of fours."""
+    """What v2 needs and x lacks; None if its parts are made of fours."""
     return next(filter(None, (lacks_multiple(4, part.size) for part in _parts(x, ranges))), None)
 
 

@@ -60,7 +60,7 @@ ROOT_MEAN_SQUARE = 0.2  # of an update; AdamW's is between 0.2 and 0.4
 class Stack(NamedTuple):
     """Matrices in a flat buffer, each row by row. starts: (count,) int64 on the engine, multiples of 4.
 
-    extents: None where all are rows × columns, else (2 · count,) int64 on the engine: rows and columns of each, at most
+    extents: None if all are rows × columns, else (2 · count,) int64 on the engine: rows and columns of each, at most
         those, columns multiples of 4
     """
 
@@ -349,7 +349,7 @@ def _ones(array, like):
 
 
 def _lacks_fours(stack):
-    """What v2 needs and a stack lacks; None where its matrices are made of fours."""
+    """What v2 needs and a stack lacks; None if its matrices are made of fours."""
     return lacks_multiple(4, stack.rows * stack.columns)
 
 

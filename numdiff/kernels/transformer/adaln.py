@@ -436,7 +436,7 @@ RMSNORMS = ("RMSNorm", VECTOR), ("RMSNorm, no shift", None)
 def adaln_forward(x, shift, scale, eps=1e-6, weight=None, norm="layer", version=None):
     """(y, mean (B·T,), rstd (B·T,)): the norm of x (B, T, C) · weight (C,) · (1 + scale (B, C)) + shift (B, C).
 
-    shift, weight: None where there is none; norm: "layer", or "rms", which has no mean: None
+    shift, weight: None if there is none; norm: "layer", or "rms", which has no mean: None
     """
     B, T, C = x.shape
     which = Norm(norm == "rms", weight is not None, shift is not None)

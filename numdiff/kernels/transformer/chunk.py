@@ -109,7 +109,7 @@ def chunk_forward(x, count):
            problems=[*(Problem(f"{count} parts", parts=[single(3, 4)] * count) for count in (2, 6)),
                      Problem("unused part", parts=[None, single(3, 4)])])
 def chunk_backward(parts):
-    """dx (B, n·C) from the n gradients (B, C) of the parts; None where a part was not used."""
+    """dx (B, n·C) from the n gradients (B, C) of the parts; None if a part was not used."""
     given = next(p for p in parts if p is not None)
     (B, C), count = given.shape, len(parts)
     flat = [(zeros((B, C), like=given) if p is None else p).reshape(-1) for p in parts]

@@ -127,7 +127,7 @@ def _check_tokens(tokens, patch, height, width):
 
 
 def _of_images(x, patch):
-    """What v2 needs and images lack; None where a patch's row is made of fours."""
+    """What v2 needs and images lack; None if a patch's row is made of fours."""
     return lacks_multiple(4, patch * x.shape[3], "elements of a patch's row")
 
 

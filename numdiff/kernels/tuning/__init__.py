@@ -29,7 +29,7 @@ def key_of(*shape):
 
 
 def read_table(path):
-    """(name of the card or None, {kind: {key: choice}}) of a file; a `NumdiffError` where it holds no table."""
+    """(name of the card or None, {kind: {key: choice}}) of a file; a `NumdiffError` if it holds no table."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # neither UTF-8 nor JSON
@@ -50,7 +50,7 @@ def table_of(device_name):
 
 
 def tuned(backend, kind, *shape):
-    """The choice for this shape on the backend's card, a tuple of whole numbers; None where the table has none."""
+    """The choice for this shape on the backend's card, a tuple of whole numbers; None if the table has none."""
     choice = None if _ignored else table_of(getattr(backend, "device_name", "")).get(kind, {}).get(key_of(*shape))
     return tuple(choice) if isinstance(choice, list) and all(type(n) is int for n in choice) else None
 

@@ -270,7 +270,7 @@ def hopper_supports(x, weight, stride):
 
 
 def statistics_shape(y_shape):
-    """The shape of the statistics of a result (B, H, W, N), or None where 8 × 8 pixels do not tile its images."""
+    """The shape of the statistics of a result (B, H, W, N), or None if 8 × 8 pixels do not tile its images."""
     B, H, W, N = y_shape
     return (B, H // 8 * (W // 8), 2, N // 2) if H % 8 == W % 8 == 0 else None
 

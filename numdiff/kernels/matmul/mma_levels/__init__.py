@@ -40,7 +40,7 @@ def matmul_mma_level_forward_cost(M, N, K):
 
 
 def has_whole_tiles(a, b):
-    """None where the levels take these operands, else what they lack."""
+    """None if the levels take these operands, else what they lack."""
     sizes = *a.shape[:1], len(b), *a.shape[1:]
     return (f"takes multiples of {TILE}, not {sizes}" if any(n % tile for n, tile in zip(sizes, TILE, strict=True))
             else None)

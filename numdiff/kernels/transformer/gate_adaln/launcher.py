@@ -62,7 +62,7 @@ def backward_on_cpu(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=None, d
 # What the versions take -----------------------------------------------------------------------------------------------
 
 def _lacks_room(x):
-    """What version 2 needs and tokens x lack; None where it takes them."""
+    """What version 2 needs and tokens x lack; None if it takes them."""
     C, largest = x.shape[-1], SWEEP * MAX_SWEEPS
     if C % 8 or C > largest:
         return f"takes a multiple of 8 channels, at most {largest}, not {C}"
@@ -116,7 +116,7 @@ def gate_adaln_forward(x, h, gate, shift, scale, eps=1e-6, weight=None, norm="la
     """(z, y, mean (B·T,), rstd (B·T,)): z = x + gate · h and its norm, times weight · (1 + scale), plus shift.
 
     x, h (B, T, C); h and gate None: z is x. gate, shift, scale: (B, C), arrays or `Columns`; weight: (C,) float32.
-    shift, weight: None where there is none; norm: "layer", or "rms", which has no mean: None
+    shift, weight: None if there is none; norm: "layer", or "rms", which has no mean: None
     into: (scale, amax) as of `quantise_forward`, which y, float16, then has gone through: bytes, C a multiple of 16
     """
     (B, T, C), is_fused = x.shape, version.name == "fused"
@@ -151,7 +151,7 @@ def gate_adaln_backward(dz, dy, z, h, gate, shift, scale, mean, rstd, weight=Non
     """(dx, dh, dgate, dshift, dscale) from the gradients of z (None: nothing has arrived) and of y (None: so, too).
 
     z: what the forward gave, or None with x, of which it is computed again, with the same bits and, in version 2,
-    within the kernel; of `shift` only the place is needed; mean None: of RMSNorm. dh and dgate are None where h is,
+    within the kernel; of `shift` only the place is needed; mean None: of RMSNorm. dh and dgate are None if h is,
     dshift where shift is. The gradient of the weight is added into `dweight` (None: not wanted).
     dh_into: (scale, amax) as of `quantise_forward`, which dh, float16, then has gone through: bytes, C a multiple of 16
     """

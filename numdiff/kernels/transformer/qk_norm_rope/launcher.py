@@ -98,7 +98,7 @@ def _check_backward(dy, heads, q_weight, k_weight, rotation):
 
 
 def _lacks_eights(qkv, heads):
-    """What v2 needs and heads lack; None where they are made of eights and fit into its lanes."""
+    """What v2 needs and heads lack; None if they are made of eights and fit into its lanes."""
     HS, largest = qkv.shape[2] // (3 * heads), 8 * LANES
     return f"takes heads of a multiple of 8 channels, at most {largest}, not {HS}" if HS % 8 or HS > largest else None
 
@@ -183,7 +183,7 @@ def qk_norm_rope_forward(qkv, heads, q_weight=None, k_weight=None, rotation=None
 def qk_norm_rope_backward(dy, kept, heads, q_weight=None, k_weight=None, rotation=None, dq_weight=None, dk_weight=None,
                           eps=1e-6, in_place=False, version=None):
     """dqkv from dy and what the forward kept (of a norm); gradients of weights are added into dq_weight and dk_weight,
-    each None where it is not wanted.
+    each None if it is not wanted.
 
     in_place: dqkv is dy itself, overwritten
     """
