@@ -1,4 +1,4 @@
-"""What the commands print. Text that comes from files (names of classes, paths) is shown in visible characters."""
+"""The commands' output. Text that comes from files (names of classes, paths) is shown in visible characters."""
 import click
 
 

@@ -183,7 +183,7 @@ def _note(ctx, param, value):
 
 
 def _switched(ctx, line, value):
-    """What an option that was yes or no before gives: the value where it has one, else what --no-… stands for."""
+    """The value of an option that was a yes-or-no switch before: its value, else the meaning of --no-…."""
     return line.switch[False] if value is None and ctx.meta.get(f"no_{line.name}") else value
 
 
@@ -208,13 +208,13 @@ def _help(line, model):
 
 
 def text_of_default(line):
-    """What it means to leave a setting out that no preset fills, as its help says it."""
+    """The default of a setting that no preset fills, in the words of its help."""
     match = re.search(r"\[default: ([^]]*)\]$", line.help)
     return match[1] if match else "none"
 
 
 def _of_emoji(line, model):
-    """What help adds where presets have another value with the default dataset."""
+    """The help's note on presets that have another value with the default dataset."""
     values = [f"{preset}: {text(given[line.name])}" for preset, given in kinds.get(model).emoji.items()
             if line.name in given]
     return f"  [on the emoji {'; '.join(values)}]" if values else ""

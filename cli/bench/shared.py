@@ -1,4 +1,5 @@
-"""What the commands of `numdiff bench`, and `profile`, share: one heading, checks of outputs, the line on the model."""
+"""The common part of the commands of `numdiff bench` and `profile`: one heading, checks of outputs, the line on the
+model."""
 import click
 
 from numdiff.training import kinds

@@ -57,7 +57,7 @@ class Clock:
         self.overhead_us = self._measure_overhead()
 
     def _measure_overhead(self):
-        """What two events add to a kernel: one that does nothing between them, less what it takes in a graph."""
+        """The time that two events add to a kernel: an empty kernel between them, less its time in a graph."""
         def nothing():
             self._launch(self.gpu, empty_kernel, 1, 1, (self.status,))
 

@@ -1,4 +1,4 @@
-"""What one call of an operation must move and compute, read from its arguments.
+"""The bytes and FLOPs that one call of an operation needs, from its arguments.
 
 Bytes are counted from the arrays, whatever their dtype. Each input is read once and each result is written once;
 gradients of parameters are accumulated, so they count twice. This is the minimum: a kernel that reads its input

@@ -57,7 +57,7 @@ class Recorded:
 
     @property
     def dtype(self):
-        """Of the first array of floats."""
+        """The dtype of the first array of floats."""
         return next((a.dtype for a in self._arrays() if a.dtype.kind == "f" or is_half(a.dtype)),
                     np.dtype(np.float32))
 

@@ -233,7 +233,7 @@ def watched(step, precision):
 
 
 def measure_row(row, step, steps, warmup, dataset=None):
-    """What one row's step takes: a dict as `bench_ladder` gives, without what compares it to others."""
+    """The measurements of one row's step: a dict as `bench_ladder` gives, without the comparisons."""
     options = step.options
     runner = FromDisk(step, dataset) if row.loaded else step
     try:

@@ -1,4 +1,4 @@
-"""What holds a GPU's memory when a training step holds most of it.
+"""The owners of a GPU's memory at a training step's peak.
 
 The arenas are asked: each range that a step takes is noted with the layer and the operation that took it, until it is
 given back. What was taken before the step are the buffers that all steps share.
@@ -103,7 +103,7 @@ def kept_buffers(step):
 
 
 def in_short(memory):
-    """What holds the memory, in one line: buffers, and what the step itself takes, in MiB."""
+    """The owners of the memory, in one line: buffers, and the step's own arrays, in MiB."""
     peak, rows = memory
     ours = [row for row in rows if ": " in row[0]]
     step = sum(nbytes for _, nbytes in ours)

@@ -161,7 +161,7 @@ class Profile:
         return sorted(rows, key=lambda row: -row[2])
 
     def _least_seconds(self, launch):
-        """What the roof allows for a launch; 0 where its cost is not known."""
+        """The least time of a launch by the roof; 0 if its cost is unknown."""
         if launch.span is None or not self.roof.bandwidth or launch.moved is None:
             return 0.0
         span = self.spans[launch.span]

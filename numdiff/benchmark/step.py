@@ -79,7 +79,7 @@ def fill_zeros(model):
 
 
 class Measured:
-    """What is measured on numdiff's side; a subclass has `backend` and run()."""
+    """A measured job on numdiff's side; a subclass has `backend` and run()."""
 
     def wait(self):
         synchronize(self.backend)

@@ -123,7 +123,7 @@ class TorchTwin:
 
     @property
     def peak_bytes(self):
-        """Of this twin; 0 on the CPU, where PyTorch does not count."""
+        """The twin's peak; 0 on the CPU, where PyTorch does not count."""
         return self.torch.cuda.max_memory_allocated() - self._before if self.cuda else 0
 
     def close(self):

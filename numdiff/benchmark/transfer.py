@@ -1,4 +1,4 @@
-"""What copies between host and device cost: one convolution with them, and on arrays that stay on the device.
+"""The cost of copies between host and device: one convolution with them, and on arrays that stay on the device.
 
     to the device, kernel, back     each alone, launched and waited for
     together                        the three from call to answer

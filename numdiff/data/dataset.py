@@ -125,7 +125,7 @@ class Dataset:
 
     @property
     def stored_dtype(self) -> np.dtype:
-        """Of the images in the file: latents of 16 bits are read as float32."""
+        """The dtype of the images in the file: latents of 16 bits are read as float32."""
         return np.dtype(self._source.dtype)
 
     @property

@@ -1,4 +1,4 @@
-"""What identifies a set of images: compared between ranks that train together, and between a run and its resumption.
+"""Fingerprints of sets of images: compared between ranks that train together, and between a run and its resumption.
 
     {"rule": 1, "shape": [N, H, W, C], "dtype": "uint8", "classes": [names], "labels": digest or None, "rows": digest}
 
@@ -49,7 +49,7 @@ def hash_of(data=b""):
 
 
 def difference(one, other, first, second):
-    """What differs between two fingerprints, in words, or None; `first` and `second` name their owners."""
+    """The difference of two fingerprints, in words, or None; `first` and `second` name their owners."""
     if one["shape"] != other["shape"] or one["dtype"] != other["dtype"]:
         return f"{first} has {describe(one)}, {second} {describe(other)}"
     if list(map(key, one["classes"])) != list(map(key, other["classes"])):

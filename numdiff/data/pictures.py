@@ -159,7 +159,7 @@ def region_of(image):
 
 
 def profile_of(image):
-    """What was done with the colour profile of an image that `decoded` gave: "converted", "unusable" or None."""
+    """The treatment of the colour profile of an image that `decoded` gave: "converted", "unusable" or None."""
     return image.info.get(PROFILE)
 
 

@@ -1,4 +1,4 @@
-"""What runs a kernel: arrays, the memory arena, the GPU and its stand-ins, intrinsics, counted randomness."""
+"""The kernels' runtime: arrays, the memory arena, the GPU and its stand-ins, intrinsics, counted randomness."""
 import contextlib
 
 from ..errors import UsageError
@@ -72,7 +72,7 @@ def forked(backend, branch=EXCHANGE):
 
 
 def join(backend, branch=EXCHANGE):
-    """What is launched from now on waits for what was launched within `forked`."""
+    """Later launches wait for the work launched within `forked`."""
     if hasattr(backend, "join"):
         backend.join(branch)
 

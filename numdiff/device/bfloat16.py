@@ -45,7 +45,7 @@ SUFFIX = "_bf16"  # of the names of kernels that `in_bfloat16` makes
 # The type -------------------------------------------------------------------------------------------------------------
 
 class Bfloat16(types.Number):
-    """What an array's elements are: 16 bits that can be cast to float32 and from it. Numba has such a type, whose casts
+    """The element type of an array: 16 bits that can be cast to float32 and from it. Numba has such a type, whose casts
     call functions of C++ that have to be linked."""
 
     bitwidth = 16

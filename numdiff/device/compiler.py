@@ -63,7 +63,7 @@ def type_of_word(word):
 
 @functools.cache  # Numba is slow to make a type
 def _plain_type(word):
-    """Of an array or a number."""
+    """The plain type of an array or a number."""
     import numba
     name, _, rest = word.partition("[")
     kind = bfloat16 if name == "bfloat16" else getattr(numba.types, "boolean" if name == "bool" else name)

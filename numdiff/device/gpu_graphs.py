@@ -89,7 +89,7 @@ class Graphs:
             self._graph_options = (GraphCompleteOptions(use_node_priority=True),)
 
     def join(self, name=EXCHANGE):
-        """What is launched from now on waits for what was launched within `forked`."""
+        """Later launches wait for the work launched within `forked`."""
         with self.turn:
             branch = self._branches.get(name)
             if branch and not branch.joined:
@@ -109,7 +109,7 @@ class Graphs:
             return event
 
     def wait_for(self, event):
-        """What is launched from now on waits for it."""
+        """Later launches wait for it."""
         with self.turn:
             self.check(self._driver.cuStreamWaitEvent(self._handle, event, 0))
             self._waits = True

@@ -24,7 +24,7 @@ class SharedArrays:
         return str(self.device.uuid)
 
     def share(self, array):
-        """What another process of this host needs to open `array`, as picklable values.
+        """The handle with which another process of this host opens `array`, as picklable values.
 
         A handle names a whole allocation of the driver, so the array's offset in it is part of the answer. The arena's
         segments are such allocations, of 64 MiB and more: the driver puts nothing else in them.
@@ -60,7 +60,7 @@ class SharedArrays:
         self._operate([self._operation("WRITE", array, index, 1) for array, index in places])
 
     def await_signals(self, array, indices):
-        """What is launched from now on waits until all these elements are 1, and finds 0 there. The stream waits, no
+        """Later launches wait until all these elements are 1, and find 0 there. The stream waits, no
         multiprocessor."""
         self._operate([self._operation(kind, array, index, value)
                        for kind, value in (("WAIT", 1), ("WRITE", 0)) for index in indices])

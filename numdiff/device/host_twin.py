@@ -52,6 +52,6 @@ class HostTwin:
         self._copy(self.gpu._driver.cuMemcpyHtoDAsync, first, stop, self._up)
 
     def join(self):
-        """What is launched from now on waits for what was sent."""
+        """Later launches wait for what was sent."""
         with self.gpu.turn:
             self.gpu.check(self.gpu._driver.cuStreamWaitEvent(self.gpu._handle, self._record("sent", self._up), 0))

@@ -17,7 +17,7 @@ from .requires import check_supported
 
 
 class Card(NamedTuple):
-    """What launchers ask about a GPU.
+    """The properties of a GPU that launchers use.
 
     shared_limit: bytes of shared memory that a block may have
     own: the capability that kernels are compiled for, where NUMDIFF_CAPABILITY has launchers choose by another

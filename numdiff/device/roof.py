@@ -1,4 +1,4 @@
-"""What a card can do at most: its arithmetic by the maker's data sheet, its memory by measuring copies.
+"""A card's limits: its arithmetic by the maker's data sheet, its memory by measuring copies.
 
 The makers' figures are for dense matrices with float32 accumulators. Where a card is not in the table, its arithmetic
 is that of its multiprocessors' tensor cores at the highest clock that the driver reports, which few cards hold under

@@ -170,7 +170,7 @@ def with_others(kernel, other, name):
 
 
 def _identity(value):
-    """What a constant is compared by: a number by type and value, anything else as an object."""
+    """The identity by which a constant is compared: a number by type and value, anything else as an object."""
     return repr((type(value).__name__, value)) if isinstance(value, (bool, int, float, str)) or hasattr(
         value, "dtype") else f"object {id(value)}"
 

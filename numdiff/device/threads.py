@@ -1,4 +1,4 @@
-"""What each thread has for itself: a value, or a stack. Two threads may train two models and must not interfere."""
+"""Thread-local values and stacks. Two threads may train two models and must not interfere."""
 import functools
 import threading
 

@@ -28,7 +28,7 @@ u32, void = types.uint32, types.void
 
 @intrinsic
 def fence_proxy_async(typingctx):
-    """What this thread has stored in shared memory is seen by the `wgmma` and TMA stores that come after (a
+    """Make this thread's stores to shared memory visible to the `wgmma` and TMA stores that come after (a
     barrier)."""
     return void(), statement("fence.proxy.async.shared::cta;", ordered=True)
 
@@ -40,7 +40,7 @@ def _fence_proxy_async(machine):
 
 @intrinsic
 def fence_proxy_async_global(typingctx):
-    """What this thread has stored in global memory is seen by the TMA loads that come after (a barrier)."""
+    """Make this thread's stores to global memory visible to the TMA loads that come after (a barrier)."""
     return void(), statement("fence.proxy.async.global;", ordered=True)
 
 

@@ -20,7 +20,7 @@ def steps_ahead(model, rows, steps):
 
 
 class Ahead:
-    """What a model's `conditioning` gives for `rows` samples at each of `steps` steps to come.
+    """A model's `conditioning` for `rows` samples at each of the next `steps` steps.
 
     table, step: those of a `Run`, whose first column is the timestep. `launch` computes the next `steps` steps, from
     the one that `step` stands at; `of_step` gives the one that `next_row` has begun. labels: int32 (steps · rows,) on

@@ -1,4 +1,4 @@
-"""What guides a sample, checked: the model's own classes (cfg_scale), or another model (autoguidance).
+"""Guidance of a sample, checked: the model's own classes (cfg_scale), or another model (autoguidance).
 
 denoiser.py says what guidance is, and applies it; here stands what a model can be guided by.
 """

@@ -60,7 +60,7 @@ SCHEDULE = schema.record({
 
 
 class Trajectory:
-    """What a long run of DDIM does: its states, and the inner products of its states and answers.
+    """A long run of DDIM: its states, and the inner products of its states and answers.
 
     sampling: a `Sampling` of many steps of ddim without noise between steps; progress: called after each evaluation
     Attributes sigmas: its levels (L,); scale: a of each state, x_t = a · x (L + 1,); states: x_t at each level and
@@ -215,7 +215,7 @@ def least_squares(products, right, squares):
 
 
 def described(sampling):
-    """What has to be the same in learning and in sampling, as values for JSON."""
+    """The settings that must be the same in learning and in sampling, as values for JSON."""
     model = sampling.model
     return {"model": getattr(model, "kind", "function"), "model_options": {k: list(v) if isinstance(v, tuple) else v
                                                    for k, v in model.options.items()},

@@ -47,7 +47,7 @@ class Discrete:
 
 
 class Continuous:
-    """What the paths without whole timesteps have in common."""
+    """The common base of the paths without whole timesteps."""
 
     def start_scale(self, sigma):
         """As of whole timesteps, but the noise is that of the level, as in EDM's code (algorithm 1, line 2)."""

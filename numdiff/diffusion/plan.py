@@ -1,4 +1,4 @@
-"""What a sampler will do, worked out before it runs: the same few operations in every step, with other numbers.
+"""A sampler's plan, made before it runs: the same few operations in every step, with other numbers.
 
 A sampler of samplers.py is a function over arrays. Given `Value`s instead of arrays it computes nothing, but records
 what it would compute: a `Plan`. A step begins where the model is evaluated. Most steps of a plan differ only in their
@@ -151,7 +151,7 @@ class Plan:
 
 
 class _Denoise:
-    """What a sampler calls as `denoise` while it is planned."""
+    """The `denoise` of a sampler while it is planned."""
 
     def __init__(self, plan):
         self._plan = plan

@@ -118,7 +118,7 @@ class Diffusion:
             self._tables(steps, backend)
 
     def _tables(self, steps, backend):
-        """Of each timestep, float32 on the device: what the continuous paths compute of what they draw."""
+        """Tables by timestep, float32 on the device: the values that the continuous paths compute from their draws."""
         schedule, vlb_weight = self.schedule, self.vlb_weight
         self.alpha_bar = alpha_bars(schedule, steps)  # float64, on the host
         self.tables = tuple(upload(table.astype(np.float32), backend)
@@ -189,13 +189,13 @@ class Diffusion:
         return t
 
     def model_timesteps(self, t: AnyArray | Levels) -> AnyArray:
-        """What the model is given for timesteps t, int32 (B,): t itself, or float32 (B,) where they are rescaled."""
+        """The model's input for timesteps t, int32 (B,): t itself, or float32 (B,) where they are rescaled."""
         if isinstance(t, Levels):
             return t.seen
         return t if self.timestep_scale == 1 else embedding_forward(t, self.seen_timesteps).reshape(t.shape)
 
     def target(self, x_0: AnyArray, eps: AnyArray, t: AnyArray | Levels) -> AnyArray:
-        """What the model should answer for x_t; where the loss weighs answers, times the weight."""
+        """The model's target for x_t; if the loss weighs outputs, times the weight."""
         if self.measured == L.PLAIN and self.prediction == "eps":
             return eps
         if self.measured == L.PLAIN and self.prediction == "x_0":

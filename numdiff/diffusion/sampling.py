@@ -220,7 +220,7 @@ class Sampling:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What determines the images besides the model and their classes, as values for JSON."""
+        """The settings that determine the images besides the model and their classes, as values for JSON."""
         more = {} if self.cfg_interval is None else {"cfg_interval": list(self.cfg_interval)}
         settings = dict(self.settings)
         if self.function is learned:  # "weights" are the model's where samples are described

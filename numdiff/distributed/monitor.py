@@ -43,7 +43,8 @@ class Monitor:
         return self._ready
 
     def say_how_to_go_on(self, log=None):
-        """What is said of a rank that is gone, as the work continues now; log: a file that gets it, too."""
+        """Update the message about a killed rank to the command that continues the work now; log: a file that gets it,
+        too."""
         self.tell(after=gone(self.size), log=log)
 
     def tell(self, **message):
@@ -65,7 +66,7 @@ class Monitor:
 
 
 def gone(size):
-    """What is said of a rank that is gone, after its number."""
+    """The message about a killed rank, after its number."""
     return f" of {size} is gone (killed, out of memory, or its machine failed), {progress.ends()}"
 
 

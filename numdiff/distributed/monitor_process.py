@@ -29,7 +29,7 @@ def main():
 
 
 class Monitor:
-    """What is known of the ranks of this host."""
+    """The state of the ranks of this host."""
 
     def __init__(self):
         self.events = select.epoll()  # it reports what happened first, first

@@ -243,7 +243,7 @@ class Watchdog:
         monitor.stop()
 
     def say_how_to_go_on(self):
-        """What is said, should this rank be killed, is what it would say now."""
+        """Update the message for a kill of this rank to its present state."""
         if self.rank == 0:
             monitor.say_how_to_go_on(None if self.log is None or is_taken(self.log) else str(self.log))
 

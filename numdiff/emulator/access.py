@@ -291,8 +291,9 @@ class Access(Races):
                                              f"{self.say(memory, offset)}", site)
 
     def outside(self, a, index=None):
-        """What a read outside of an array gives after its fault: an element, or, where the index names a part, an array
-        of them that is not checked again. Floats are NaN; integers are 0, which leads to no further fault as an index.
+        """The result of a read outside of an array after its fault: an element, or, where the index names a part, an
+        array of them that is not checked again. Floats are NaN; integers are 0, which leads to no further fault as an
+        index.
         """
         shape = () if index is None else a.part(index, inside=False).shape
         memory = Memory(a.memory.space, math.prod(shape) * a.itemsize, a.name, valid=True)

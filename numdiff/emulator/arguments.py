@@ -66,7 +66,7 @@ class Arguments:
 
     @staticmethod
     def _hinted(hint, array, back):
-        """What a kernel gets of `cuda.In(array)`: a copy; of `cuda.Out(array)`: uninitialised memory."""
+        """The kernel's argument for `cuda.In(array)`: a copy; of `cuda.Out(array)`: uninitialised memory."""
         if not isinstance(array, np.ndarray) or hint == "InOut":
             return array
         if hint == "In":
@@ -105,7 +105,7 @@ class _Fields:
 
 
 def why_refused(value):
-    """What a launch argument is that no kernel takes, in words; None for one that kernels take."""
+    """The kind of a launch argument that no kernel takes, in words; None for a valid one."""
     if isinstance(value, (np.ndarray, np.generic)):
         what = "an array" if isinstance(value, np.ndarray) else "a value"
         if value.dtype.kind in "OSU":

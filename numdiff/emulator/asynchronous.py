@@ -86,7 +86,7 @@ class Pending:
         memory.busy.append(self)
 
     def at(self, offset, size):
-        """What is in use of a range of bytes: this, or None."""
+        """This entry if it is in a range of bytes, else None."""
         if self.start < offset + size and offset < self.stop and (
                 self.pieces is None or self.pieces.meets(offset, offset + size)):
             return self

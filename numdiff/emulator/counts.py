@@ -1,4 +1,4 @@
-"""What a kernel costs, counted while it runs: for each source line, and in all.
+"""A kernel's cost, counted while it runs: for each source line, and in all.
 
     recorder = emulator.count(kernel, grid, block, x, y)          # or Recorder() given to emulator.device(recorder=…)
     print(recorder.table())
@@ -51,7 +51,7 @@ ONE_FLOP = frozenset("add sub mul div fdividef fadd fsub fmul fdiv dadd dmul ddi
 
 @dataclass
 class Figures:
-    """What was counted: on one line, or in a sum of lines. Counters hold 0 for what never occurred."""
+    """Counters of one line, or of a sum of lines; 0 for events that never occurred."""
 
     reads: Counter = field(default_factory=Counter)  # memory space -> elements
     read_bytes: Counter = field(default_factory=Counter)
@@ -345,7 +345,7 @@ def _sum(many):
 # Functions ------------------------------------------------------------------------------------------------------------
 
 def _weight(name, half):
-    """What a function of this name counts as: "special", "fma", "flop" or None."""
+    """The cost class of a function of this name: "special", "fma", "flop" or None."""
     name = name.removeprefix("h") if half else name.removeprefix("fast_").removesuffix("_rn")
     for base in (name, name.removesuffix("f"), name.removesuffix("f").removesuffix("_rn")):
         if base in SPECIAL:

@@ -1,4 +1,4 @@
-"""What the emulator reports: faults, each with its kernel, file, line, block and thread."""
+"""The emulator's reports: faults, each with its kernel, file, line, block and thread."""
 from dataclasses import dataclass, field
 
 
@@ -58,7 +58,7 @@ class Fault:
 
 
 class EmulatorError(Exception):
-    """What the emulator raises; the message says in words what is wrong."""
+    """An error of the emulator; the message says in words what is wrong."""
 
 
 class KernelFault(EmulatorError):

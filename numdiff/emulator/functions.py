@@ -181,7 +181,7 @@ def _overflow(function, values):
 
 
 def _outside(function, values):
-    """What IEEE arithmetic gives where Python's math raises."""
+    """The IEEE result where Python's math raises."""
     x = values[0]
     if any(math.isnan(v) for v in values):
         return math.nan

@@ -29,7 +29,7 @@ class Copy:
 
     @property
     def wait(self):
-        """What would end it now, for messages."""
+        """The event that would end it now, for messages."""
         for age, group in enumerate(reversed(self.thread.state["cp.async"].groups)):
             if self in group:
                 return f"wait for its group (here that is cp_async_wait({age}))"

@@ -1,4 +1,4 @@
-"""What a launched kernel calls: its function rewritten, and each name in it bound to what it is here.
+"""The function that a launch calls: the kernel's, rewritten, with each of its names bound to the twin here.
 
 rewrite.py turns a kernel's source into code that calls `__load`, `__store`, `__Add` and their kin. This file makes the
 functions behind these names, checked and counted according to the machine's options. It binds the names in a kernel's

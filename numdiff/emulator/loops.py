@@ -80,7 +80,7 @@ class Loops:
         return False
 
     def _all_contents(self):
-        """What threads in loops can read: the arrays of the launch, those of their blocks and their own."""
+        """The memory that threads in loops can read: the arrays of the launch, those of their blocks and their own."""
         known = {}  # id of a Memory, which many threads see -> its checksum
         found = {None: [contents(memory, known) for memory in self.machine._memories.values()]}
         for thread in self.spinning:

@@ -82,7 +82,7 @@ class Barrier:
         self.end_if_complete(site, thread)
 
     def note(self, thread, seen, clock):
-        """What a thread has seen, and its own clock, come before the end of this phase."""
+        """Order a thread's view, and its own clock, before the end of this phase."""
         if thread.block is self.block:
             self.seen[id(seen)] = seen
             self.clocks.append((thread.tid, clock))
@@ -171,7 +171,7 @@ class Barrier:
 
 
 class Wait:
-    """What a thread waits for, in words when they are needed."""
+    """The event that a thread waits for, in words when they are needed."""
 
     __slots__ = ("barrier", "parity")
 

@@ -1,4 +1,4 @@
-"""What names mean inside a kernel: `cuda`, `math`, types, device functions, intrinsics.
+"""The meaning of names inside a kernel: `cuda`, `math`, types, device functions, intrinsics.
 
 A kernel's globals and closure are looked through once; whatever belongs to Numba or has other rules on a GPU is
 replaced. Numba itself is recognised by its names and never imported here.

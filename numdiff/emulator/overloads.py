@@ -40,7 +40,7 @@ def _by_function(registries):
 
 
 def overloaded(machine, name, overloads):
-    """What a kernel calls under the name of a function with overloads."""
+    """The function that a kernel calls under the name of one with overloads."""
     made = {}  # types of the arguments -> the function
 
     def call(*arguments, **named):

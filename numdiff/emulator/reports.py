@@ -1,4 +1,4 @@
-"""What an emulated GPU reports: where the code is, and what is wrong there."""
+"""An emulated GPU's reports: the place in the code, and the fault there."""
 import sys
 
 from .arrays import CheckedArray, IntegerArray

@@ -136,7 +136,7 @@ _DIMENSIONS = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 
 
 def shared_or_local(node):
-    """Of which space the array is that a call makes, `cuda.shared.array(…)`: "shared", "local" or None."""
+    """The memory space of the array that a call makes, `cuda.shared.array(…)`: "shared", "local" or None."""
     if not isinstance(node.func, ast.Attribute) or node.func.attr != "array":
         return None
     space = node.func.value.attr if isinstance(node.func.value, ast.Attribute) else getattr(node.func.value, "id", None)

@@ -9,7 +9,7 @@ _ALIASES = {"int8": ("char",), "int16": ("short",), "int32": ("int",), "int64": 
 
 
 def vector_type(name, cast, size):
-    """What makes a vector of numbers and shorter vectors, whose elements are converted."""
+    """A constructor of vectors from numbers and shorter vectors, whose elements are converted."""
     kind = namedtuple(name, tuple("xyzw"[:size]))
 
     def make(*parts):

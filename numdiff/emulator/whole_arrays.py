@@ -67,7 +67,7 @@ WHOLE = {"sum": total, "prod": product, "mean": mean, "var": variance, "std": la
 
 
 def method(name, owner, *arguments):
-    """What a kernel calls as `owner.name(…)`: of an array one of the above, else the owner's own."""
+    """The function for `owner.name(…)` in a kernel: for an array one of the above, else the owner's own."""
     if not arguments and hasattr(owner, "strides") and hasattr(owner, "dtype"):
         return WHOLE[name](owner)
     return getattr(owner, name)(*arguments)

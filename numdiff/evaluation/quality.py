@@ -187,7 +187,7 @@ class QualityRun:
         return Features("", *extract(self.extractor, batches, count))
 
     def record(self):
-        """What was measured, and how, for JSON."""
+        """The measurement and its settings, for JSON."""
         backend = self.trainer.model.backend
         return {"model": self.options.model, "options": self.options.to_json(),
                 "card": backend.device_name if backend else "CPU", "ranks": self.communicator.size,

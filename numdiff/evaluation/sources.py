@@ -1,4 +1,5 @@
-"""What is compared: images, their features or their statistics, from files of numdiff and of other programs.
+"""The two sides of a comparison: images, their features or their statistics, from files of numdiff and of other
+programs.
 
     images       an npz with arr_0 uint8 (N, H, W, 1 or 3), as `numdiff sample --npz` and guided-diffusion write it;
                  a folder of pictures, its sub-folders included; a dataset of `numdiff data import` (.h5)
@@ -250,7 +251,7 @@ def _npz_batches(path, shape, batch):
 
 
 def _record(file):
-    """What a file of numdiff says about how it was made."""
+    """The record in a file of numdiff of how it was made."""
     text = file.read("numdiff")
     if text.dtype.kind != "U" or text.size != 1:
         raise Refused("its text `numdiff` is damaged")

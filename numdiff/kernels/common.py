@@ -1,4 +1,4 @@
-"""What kernels of every kind share: the quotient and remainder of an index; a guarded load; a sum over a warp; a
+"""Helpers of kernels of every kind: the quotient and remainder of an index; a guarded load; a sum over a warp; a
 placeholder for an absent array.
 
 SOURCE

@@ -181,7 +181,7 @@ def concat_backward_cost(pixels, channels_a, channels_b):
 # Operations -----------------------------------------------------------------------------------------------------------
 
 def _lacks(width, channels_a, channels_b, *arrays):
-    """What a version that moves `width` channels at a time needs and a call lacks; None if it takes it."""
+    """The unmet condition of a version that moves `width` channels at a time; None if it takes it."""
     if channels_a % width or channels_b % width:
         return (f"moves {width} channels at a time, and {channels_a} and {channels_b} are not both multiples of "
                 f"{width}")

@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 
     @property
     def name(self):
-        """What identifies it, also in the file of results."""
+        """Its identifier, also in the file of results."""
         dtype = "tf32" if self.precision == "tf32" else self.call.dtype
         return f"{self.call.name}, {self.call.shape()}, {dtype}" + f" ({self.note})" * bool(self.note)
 

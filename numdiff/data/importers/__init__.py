@@ -49,7 +49,7 @@ WORKERS = min(16, os.cpu_count() or 1)  # threads that decode pictures: Pillow r
 
 @dataclass
 class Report:
-    """What an import did."""
+    """The result of an import."""
 
     path: str
     source: str  # what kind of source it was

@@ -68,7 +68,8 @@ NAMES = {"numpy ndarray": Array, "numpy dtype": Dtype, "_codecs encode": unpickl
 
 
 def read_pickle(data):
-    """What a pickle of numbers, strings, lists, dictionaries and arrays holds; `RefusedError` if it asks for more."""
+    """The contents of a pickle of numbers, strings, lists, dictionaries and arrays; `RefusedError` if it asks for
+    more."""
     return unpickle.read_pickle(io.BytesIO(data), NAMES)
 
 

@@ -39,7 +39,7 @@ LINE = re.compile(rf"[^\r\n]{{0,{LINE_LETTERS + 1}}}(?:\r\n|\r|\n|)")
 
 @dataclass
 class Table:
-    """What a labels file says: pairs of the name of a file and its label."""
+    """The contents of a labels file: pairs of a file's name and its label."""
 
     pairs: Iterable
     classes: list | None = None  # the names of the classes, in the order of their indices

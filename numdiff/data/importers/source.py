@@ -1,4 +1,4 @@
-"""What every importer provides: a `Source` of items, one for each image; and helpers that several of them need."""
+"""The importers' interface: a `Source` of items, one for each image; and helpers that several of them need."""
 import contextlib
 import gzip
 import lzma

@@ -24,7 +24,7 @@ MAXIMUM_LABELS_BYTES = 64 << 20  # that of ImageNet's 1.3 million images has 40
 
 
 class Tree:
-    """What a folder or a zip holds, by paths relative to it with forward slashes."""
+    """The contents of a folder or a zip, by paths relative to it with forward slashes."""
 
     def __init__(self, path):
         self.path = path

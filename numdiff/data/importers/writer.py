@@ -17,7 +17,7 @@ GZIP = 4  # emoji shrink to a quarter, photos hardly; unpacking is equally fast 
 
 
 class Unfinished(Exception):
-    """What a file that is not to be kept is left with."""
+    """Raised to leave the context of a file that is not to be kept."""
 
 
 class Writer:

@@ -179,7 +179,7 @@ def add_column(x, at, step, exist, o, f, fresh):
 
 @cuda.jit(device=True)
 def fetch_row(logsumexp, D, start, exist, t):
-    """What thread t fetches of two numbers a query: the first 64 threads log₂e · L, the others D."""
+    """Thread t's load of two numbers a query: the first 64 threads log₂e · L, the others D."""
     query = t % QUERIES
     if t < QUERIES:
         return LOG2_E * logsumexp[start + query] if query < exist else NOTHING

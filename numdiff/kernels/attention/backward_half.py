@@ -92,7 +92,7 @@ def fetch_numbers(tile, logsumexp, D, start, exist, t):
 
 @cuda.jit(device=True, forceinline=True)
 def row_product(dy, y, row, c, HS):
-    """What one lane brings to dy · y of a row: the product of eight columns, and of the last eight of 72."""
+    """One lane's part of dy · y of a row: the product of eight columns, and of the last eight of 72."""
     g, v = load8(dy, row + c), load8(y, row + c)
     total = ((g[0] * v[0] + g[1] * v[1]) + (g[2] * v[2] + g[3] * v[3])) + (
         (g[4] * v[4] + g[5] * v[5]) + (g[6] * v[6] + g[7] * v[7]))

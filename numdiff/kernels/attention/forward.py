@@ -77,7 +77,8 @@ def hide(s, exist):
 
 @cuda.jit(device=True)
 def largest_of_row(m, left, right):
-    """Of m and a row's scores in all eight threads that share the row: those whose lanes differ in bits 1, 2 and 3."""
+    """The largest of m and a row's scores in all eight threads that share the row: those whose lanes differ in bits 1,
+    2 and 3."""
     m = max(max(m, max(max(left[0], left[1]), max(left[2], left[3]))),
             max(max(right[0], right[1]), max(right[2], right[3])))
     m = max(m, cuda.shfl_xor_sync(FULL_MASK, m, 2))
@@ -104,7 +105,7 @@ def powers(s, m):
 
 @cuda.jit(device=True)
 def shrinkage(old, new):
-    """What everything measured against the old maxima must be multiplied by."""
+    """The factor for everything measured against the old maxima."""
     return (math.exp2(old[0] - new[0]), math.exp2(old[1] - new[1]), math.exp2(old[2] - new[2]),
             math.exp2(old[3] - new[3]))
 
@@ -269,7 +270,7 @@ def shrink_outputs(outputs, shrink, shrink_16):
 
 @cuda.jit(device=True)
 def add_outputs(outputs, shared, p_at, v_at, lane_x, g):
-    """What four positions of the scores, 4g … 4g + 3, give to a thread's 8 × HS / 8 outputs."""
+    """Add the products of four positions of the scores, 4g … 4g + 3, to a thread's 8 × HS / 8 outputs."""
     o, o_right, ninth, o_16, o_16_right, ninth_16 = outputs
     v_at = int32(v_at + key_row(g) * ROW)
     a = load_rows(shared, p_at, SCORE_ROW)
@@ -287,7 +288,7 @@ def add_outputs(outputs, shared, p_at, v_at, lane_x, g):
 
 @cuda.jit(device=True, forceinline=True)
 def add_values(outputs, shared, me):
-    """What a tile of keys gives to a thread's 8 × HS / 8 outputs, from the scores in shared memory."""
+    """Add a tile of keys to a thread's 8 × HS / 8 outputs, from the scores in shared memory."""
     for g in range(0, KEYS // 4, 2):
         outputs = add_outputs(outputs, shared, me.p + 4 * g, me.v, me.x, g)
         outputs = add_outputs(outputs, shared, me.p + 4 * g + 4, me.v, me.x, g + 1)

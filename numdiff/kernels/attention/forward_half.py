@@ -63,7 +63,8 @@ def hide_keys(s, M, N, exist, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def largest_of_row(s, N, first, m):
-    """Of m and a row's scores in all four lanes that share the row: s[first], s[first + 1], and so on every 4."""
+    """The largest of m and a row's scores in all four lanes that share the row: s[first], s[first + 1], and so on every
+    4."""
     for n in range(N):
         m = max(m, max(s[first + 4 * n], s[first + 4 * n + 1]))
     m = max(m, cuda.shfl_xor_sync(FULL_MASK, m, 1))

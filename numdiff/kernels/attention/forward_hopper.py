@@ -188,7 +188,8 @@ class Problem(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """Of a consumer's thread: scores, outputs, those of a ninth part, P packed; of two queries the largest score, l."""
+    """A consumer thread's registers: scores, outputs, those of a ninth part, P packed; of two queries the largest
+    score, l."""
 
     s: object
     o: object

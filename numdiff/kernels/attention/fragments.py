@@ -191,7 +191,7 @@ def stash(shared, patch, pitch, accumulators, m, N, f, f_below, lane):
 
 @cuda.jit(device=True, forceinline=True)
 def copy_out(shared, patch, pitch, out, at, step, exist, rows, HS, lane):
-    """What the warp stashed: 16 bytes a lane into rows from out[at], `step` apart, as far as they exist."""
+    """Copy the warp's stash, 16 bytes a lane, into rows from out[at], `step` apart, as far as they exist."""
     chunks = int32(HS // HALVES)
     exist = min(int32(exist), int32(rows))
     for i in range((rows * chunks + WARP - 1) // WARP):

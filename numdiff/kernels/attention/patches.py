@@ -1,4 +1,4 @@
-"""What the threads of a warp do with tiles in shared memory: patches of 4 × 4 numbers in registers.
+"""The operations of a warp's threads on tiles in shared memory: patches of 4 × 4 numbers in registers.
 
 THE PATCH
     Four rows of four sums, a tuple of four tuples: 16 registers. Every product of the attention comes down to one of

@@ -1,4 +1,4 @@
-"""What flash attention computes, in NumPy, and what it costs.
+"""Flash attention's reference in NumPy, and its cost.
 
 MATHEMATICS, for each image and head, q k v y dy (T, HS), rows i over queries, columns j over keys
     forward    S_ij = q_i·k_j / √HS        L_i = ln Σ_j e^S_ij        P_ij = e^(S_ij − L_i)        y_i = Σ_j P_ij v_j
@@ -93,7 +93,7 @@ def with_column(x, column):
 
 
 def add_keys(total, share, queries):
-    """What some queries give to all keys' gradients; the first queries start the sum."""
+    """Add some queries' part to all keys' gradients; the first queries start the sum."""
     if queries.start:
         total += share
     else:

@@ -79,7 +79,7 @@ def lane_place(lane, pitch):
 
 @cuda.jit(device=True, forceinline=True)
 def low(x):
-    """What tf32 cuts off x."""
+    """The part of x that tf32 truncates."""
     return x - float_of(uint32(word_of(x) & HIGH))
 
 

@@ -37,7 +37,7 @@ def in_bfloat16(case):
 
 
 def bfloat16_cases(cases):
-    """Of these cases those that FIRST names, and those of problems with bfloat16=True, in bfloat16."""
+    """These cases in bfloat16: those that FIRST names, and those of problems with bfloat16=True."""
     found = [in_bfloat16(case) for case in cases if case.bfloat16 or FIRST.fullmatch(
         f"{case.name}: {case.label}")]
     return [case for case in found if case is not None]

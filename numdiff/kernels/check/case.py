@@ -1,4 +1,4 @@
-"""What a case is, and how to write one in a few lines."""
+"""A case of the check, and how to write one in a few lines."""
 from dataclasses import dataclass
 
 TOLERANCE = 1e-5  # relative error in the 2-norm against float64

@@ -57,7 +57,7 @@ def cases_named(names):
 
 @dataclass
 class Outcome:
-    """What a case's version did on a device. error: relative, the largest of its results; fault: text or None."""
+    """The outcome of a case's version on a device. error: relative, the largest of its results; fault: text or None."""
 
     case: Case
     version: int | None

@@ -77,7 +77,7 @@ def conv2d_backward_reference(dy, x, weight, dweight, dbias=None, stride=1, need
 
 
 class Geometry(NamedTuple):
-    """Of a convolution: x (·, H, W, C), y (·, Ho, Wo, N), the weight's rows and columns, and the stride."""
+    """A convolution's geometry: x (·, H, W, C), y (·, Ho, Wo, N), the weight's rows and columns, and the stride."""
 
     H: int
     W: int
@@ -90,7 +90,7 @@ class Geometry(NamedTuple):
 
 
 class Addends(NamedTuple):
-    """What is added to the products: bias (N,), channel (B, N), residual as y; each is read only where `Added` says."""
+    """The addends of the products: bias (N,), channel (B, N), residual as y; each is read only where `Added` says."""
 
     bias: Any
     channel: Any

@@ -123,8 +123,8 @@ def spread_reference(dy, shape, stride):
 # to kernel rows of win: the caches serve all but the first.
 
 class Layout(NamedTuple):
-    """Of a transform: x (·, H, W, C) and win (·, Ho, columns, size, C); `spread`: from one pixel of x to the next in
-    the image that is transformed, between them zeros."""
+    """The layout of a transform: x (·, H, W, C) and win (·, Ho, columns, size, C); `spread`: from one pixel of x to the
+    next in the image that is transformed, between them zeros."""
 
     H: int
     W: int

@@ -118,7 +118,7 @@ def first_step(g, part_steps):
 
 @cuda.jit(device=True, forceinline=True)
 def look(pixel, pixels, k, at, g):
-    """What a thread that fetches channels k … k + 3 of a pixel needs to know of it."""
+    """The data of a pixel for a thread that fetches its channels k … k + 3."""
     start, taps = window(pixel, pixels, g.H, g.W, g.C, g.Ho, g.Wo, g.size, g.stride)
     return Seen(int32(start + k), taps, sees(taps, at.r, at.s))
 

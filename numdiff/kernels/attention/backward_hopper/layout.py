@@ -49,7 +49,7 @@ def stages_of(HS):
 
 
 def stage_bytes(HS):
-    """Of q and dy, then L and D: a multiple of 1024."""
+    """Bytes of a stage of q and dy, then L and D: a multiple of 1024."""
     return 2 * tile_bytes(HS, QUERIES) + 1024
 
 
@@ -163,7 +163,7 @@ def set_up(shared, rings, maps):
 # A consumer's thread --------------------------------------------------------------------------------------------------
 
 class Consumer(NamedTuple):
-    """What a consumer's thread keeps. Places are in 16 bytes, what ends in _at in bytes from shared memory's start.
+    """A consumer thread's constants. Places are in 16 bytes, what ends in _at in bytes from shared memory's start.
 
     c: the scores' factor, 1 / √HS in units of ln 2; own_at, own_ninth_at: from a tile's start to this consumer's keys;
     side: from a row's start to its columns of dq, a place; ds_at: dS of the thread's key in the first 64, of its first

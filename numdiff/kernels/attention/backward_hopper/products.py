@@ -40,13 +40,13 @@ def descriptor(HS, place):
 
 @cuda.jit(device=True, forceinline=True)
 def ninth_descriptor_along(place, zeros):
-    """Of a ninth part and the zeros behind it, as `ninth_along`."""
+    """The descriptor of a ninth part and the zeros behind it, as `ninth_along`."""
     return GROUP << u64(32) | u64(uint32(place | uint32(zeros - place) << uint32(16)))
 
 
 @cuda.jit(device=True, forceinline=True)
 def ninth_descriptor_across(place):
-    """Of a ninth part, as `ninth_across`."""
+    """The descriptor of a ninth part, as `ninth_across`."""
     return GROUP << u64(16) | u64(uint32(place))
 
 
@@ -101,7 +101,7 @@ def multiply_ninth(dq_ninth, ds, k_ninth):
 
 @cuda.jit(device=True, forceinline=True)
 def wait_for_scores(N, s):
-    """Of the groups under way all but the last are over: s may be read."""
+    """Wait for all groups in flight but the last: s may be read."""
     if N == 32:
         wait_32_1(s)
     else:

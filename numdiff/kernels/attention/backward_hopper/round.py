@@ -31,7 +31,7 @@ V, DY = Constant(lambda TILE: TILE // CHUNK), Constant(lambda Q_TILE: Q_TILE // 
 
 
 class Registers(NamedTuple):
-    """Of a consumer's thread: S, then P, and dP, then dS, of 64 keys; P and dS packed; its columns of dq."""
+    """A consumer thread's registers: S, then P, and dP, then dS, of 64 keys; P and dS packed; its columns of dq."""
 
     s: object
     ds: object

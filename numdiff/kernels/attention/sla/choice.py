@@ -119,7 +119,7 @@ def choose_blocks(q, k, count):
 
 
 def bits_left(critical):
-    """What is not in the lists critical (…, N, count), a bit for each block of keys: int32 (…, N, ceil(N / 32))."""
+    """The complement of the lists critical (…, N, count), a bit for each block of keys: int32 (…, N, ceil(N / 32))."""
     N = critical.shape[-2]
     left = np.ones((*critical.shape[:-1], -(-N // WARP) * WARP), np.uint8)
     np.put_along_axis(left, critical, 0, -1)
@@ -262,7 +262,8 @@ def store_products(keys, tile, q, k_sums, k_mean, problem, HS):
 
 @cuda.jit(device=True, forceinline=True)
 def how_many(held, keys, start, N, least, lane):
-    """Of a warp's row how many are at least so large; `least` is not 0. The first 256 are held in registers."""
+    """The number of a warp's row's elements that are at least `least`, which is not 0. The first 256 are held in
+    registers."""
     found = int32(0)
     for i in range(HELD):
         found = int32(found + (int32(1) if held[i] >= least else int32(0)))

@@ -1,4 +1,4 @@
-"""What sparse-linear attention computes, in NumPy, and what it costs.
+"""Sparse-linear attention's reference in NumPy, and its cost.
 
 MATHEMATICS, for each image and head, q k v dy (T, HS); blocks i of 64 queries, blocks j of 64 keys, N of each
     choice     P_ij = mean(q of i) · (mean(k of j) − mean(k)); the largest `count` of row i are its critical blocks C_i.
@@ -52,7 +52,7 @@ MAX_SCORES = 1 << 20  # in a working set
 
 
 class Kept(NamedTuple):
-    """What a forward leaves for its backward: see SHAPES."""
+    """The arrays that a forward keeps for its backward: see SHAPES."""
 
     critical: object
     logsumexp: object

@@ -1,4 +1,5 @@
-"""What the float16 rungs share: features of fragments, products along a tile's rows, and totals minus what is listed.
+"""The common part of the float16 rungs: features of fragments, products along a tile's rows, and totals minus what is
+listed.
 
 A block of 4 warps has 64 rows, a warp 16 of them; tiles and fragments are those of ../fragments.py.
 ACCUMULATORS

@@ -72,7 +72,7 @@ def share_of(thread, tap_column, own, share, C, N):
 
 @cuda.jit(device=True, forceinline=True)
 def read_tap(tap, dweight, at, acc, left, first, last, odd):
-    """What a thread's sums of one of its taps start from: of vectors first … last - 1, dweight.
+    """The initial values of a thread's sums of one of its taps: of vectors first … last - 1, dweight.
 
     left: channels from the tile's first, none beyond a row
     """
@@ -96,7 +96,7 @@ def write_tap(tap, out, at, acc, left, odd):
 
 @cuda.jit(device=True, forceinline=True)
 def read_sums(acc, dweight, mine, left):
-    """What a thread's sums start from: those that its block will add up from dweight, all others from 0."""
+    """The initial values of a thread's sums: those that its block will add up from dweight, all others from 0."""
     read_tap(0, dweight, mine.at, acc, left, mine.first, mine.last, mine.odd)
     read_tap(1, dweight, mine.at + mine.tap_row, acc, left, mine.first, mine.last, mine.odd)
     read_tap(2, dweight, mine.at + 2 * mine.tap_row, acc, left, mine.first, mine.last, mine.odd)

@@ -54,14 +54,14 @@ class Maps(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """What is added to each channel: bias (N,), channel (B · N,) of each image."""
+    """The addends of each channel: bias (N,), channel (B · N,) of each image."""
 
     bias: object
     channel: object
 
 
 class Shape(NamedTuple):
-    """Of y: images, height, width, N channels; channel_blocks: of 64 input channels; size: of the kernel."""
+    """The shape of y: images, height, width, N channels; channel_blocks: of 64 input channels; size: of the kernel."""
 
     images: int
     height: int
@@ -86,7 +86,7 @@ class Tiling(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What becomes of the accumulators; statistics: flat."""
+    """The epilogue of the accumulators; statistics: flat."""
 
     has_bias: int
     has_channel: int

@@ -94,7 +94,7 @@ class Maps(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Of dy; C: channels of x, size: of the kernel."""
+    """The shape of dy; C: channels of x, size: of the kernel."""
 
     images: int
     height: int

@@ -80,7 +80,7 @@ def number(array, at, mask, tap):
 
 @cuda.jit(device=True, forceinline=True)
 def pair_of(x, at, mask, taps, offsets, k):
-    """What a pixel's inner indices k and k + 1 see, as a word."""
+    """The inputs of a pixel's inner indices k and k + 1, as a word."""
     return pack_half2(number(x, at + offsets[k], mask, taps[k]), number(x, at + offsets[k + 1], mask, taps[k + 1]))
 
 
