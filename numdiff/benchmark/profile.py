@@ -1,4 +1,4 @@
-"""Where a training step's time goes: by kernel, and by layer; and what holds its memory.
+"""A training step's time by kernel and by layer, and the owners of its memory.
 
 A step runs eagerly while its operations and launches are watched. The time of each launch comes, if possible, from
 inside the replayed graph, else from events around each launch (clocks.py). With events each kernel is timed by itself,

@@ -51,7 +51,7 @@ class MachineCode(NamedTuple):
 
 
 def cache_directory():
-    """Where compiled kernels are kept: a folder whose name changes with any line of the kernels' own code."""
+    """The folder of compiled kernels: a folder whose name changes with any line of the kernels' own code."""
     return os.path.join(cache_root(), f"kernels-{code_digest()}")
 
 

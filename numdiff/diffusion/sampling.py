@@ -182,7 +182,7 @@ class Sampling:
         self._run = functools.cache(self.new_run)
 
     def _path(self, time_shift):
-        """Where the levels come from: the path of the training, or one that is shifted otherwise."""
+        """The path of the levels: that of the training, or one with another shift."""
         self.time_shift = time_shift
         if time_shift is None:
             return self.diffusion.path

@@ -1,4 +1,4 @@
-"""Who started this process: `mpiexec`, `mpirun` or `srun` as one rank of several, or none of them.
+"""The launcher of this process: `mpiexec`, `mpirun` or `srun` as one rank of several, or none of them.
 
 Only the environment is inspected, so that a run of one process neither imports mpi4py nor needs it.
 """

@@ -109,7 +109,7 @@ class PeerExchange(NoExchange):
             self.gather()
 
     def _finish_overlapped(self, loss):
-        """Where groups of gradients have left before (overlap.py, copies.py)."""
+        """Finish after groups of gradients were sent earlier (overlap.py, copies.py)."""
         self.mail.write(loss)
         self.overlap.finish()  # with a barrier, or signals of all ranks: so every rank's mail is ready
         peer_sum(self.mails, self.total)

@@ -316,7 +316,7 @@ def say_ranks(ranks):
 
 
 def place():
-    """Where the main thread is in numdiff, as " (training/step.py, line 80)", leaving out the functions that wait."""
+    """The main thread's place in numdiff, as " (training/step.py, line 80)", leaving out the functions that wait."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     while frame:
         path = frame.f_code.co_filename

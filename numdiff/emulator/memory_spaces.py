@@ -1,4 +1,4 @@
-"""Where a kernel's arrays are: a block's shared memory, a thread's local arrays, the constants of a module."""
+"""The memory of a kernel's arrays: a block's shared memory, a thread's local arrays, the constants of a module."""
 import linecache
 import math
 import re

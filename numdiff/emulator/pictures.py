@@ -212,7 +212,7 @@ def numbered(shape, dtype=np.float16):
 
 
 def chunks_found(copy):
-    """Where a TMA load has put the chunks of its box: an int array (rows, chunks a row) of byte offsets
+    """The places of a TMA load's chunks: an int array (rows, chunks a row) of byte offsets
     in the tile, -1 for chunks outside of the tensor. It is read off the bytes in shared memory, which must all be
     different (see `numbered`), if they have not been overwritten since.
     """

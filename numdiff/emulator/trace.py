@@ -1,4 +1,4 @@
-"""When things happen in a launch: barriers, waits, copies and matrix instructions on a timeline.
+"""The timeline of a launch: barriers, waits, copies and matrix instructions.
 
     tracer = emulator.trace(kernel, grid, block, x, y)            # or: with emulator.trace() as tracer: kernel[…](…)
     print(tracer.timeline())                                      # text

@@ -1,4 +1,4 @@
-"""Where a wgmma's matrices are: in shared memory, named by descriptors, and in the registers of 128 threads.
+"""The layouts of a wgmma's matrices: in shared memory, named by descriptors, and in the registers of 128 threads.
 
 IN SHARED MEMORY a matrix is named by a 64-bit descriptor (PTX ISA, section 9.7.15.5.1.2.2), decoded by `Descriptor`:
 

@@ -1,4 +1,4 @@
-"""Where the chunks of a dataset are stored: the indexes of HDF5's layouts 3, 4 and 5 (IV.A.2.i, VII).
+"""The places of a dataset's chunks: the indexes of HDF5's layouts 3, 4 and 5 (IV.A.2.i, VII).
 
 `find_chunks` gives the address, the size and the filter mask of each chunk of a grid, in the order of its places. An
 address is `UNDEFINED` where no chunk is stored.

@@ -74,7 +74,7 @@ def upsample_backward_reference(dy):
 
 @cuda.jit(device=True)
 def corner(i, W, C):
-    """Where the first of the four pixels is in x, the larger image, that element i of y stands for."""
+    """The first of the four pixels in x, the larger image, of element i of y."""
     rest, c = divide(i, C)
     row, j = divide(rest, W)
     return (4 * row * W + 2 * j) * C + c  # x's row 2·row has 2·W pixels
@@ -82,7 +82,7 @@ def corner(i, W, C):
 
 @cuda.jit(device=True)
 def parent(i, W, C):
-    """Where the pixel is in x, the smaller image, that element i of y repeats."""
+    """The pixel in x, the smaller image, that element i of y repeats."""
     rest, c = divide(i, C)
     row, j = divide(rest, W)
     return ((row // 2) * (W // 2) + j // 2) * C + c

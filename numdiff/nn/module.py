@@ -250,7 +250,7 @@ class FlatParameters:
         self.round()
 
     def place(self) -> tuple:
-        """Where the weights in use are on a device: a recorded graph is valid as long as this stays the same."""
+        """The address of the weights in use on a device: a recorded graph is valid as long as this stays the same."""
         return tuple(buffer.backend.pointer(buffer) for buffer in (self._bound, self.half) if buffer is not None)
 
     def keep_half(self, dtype: np.typing.DTypeLike = np.float16) -> None:

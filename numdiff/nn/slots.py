@@ -11,7 +11,7 @@ TWO = 2  # for `adds`
 
 
 class Slot:
-    """Where the gradient of one tensor is collected while a tape is played back.
+    """The sum of one tensor's gradients while a tape is played back.
 
     gradient: the sum of the gradients that have arrived, or None
     owned: no other operation holds the gradient, so the one that takes it may overwrite it; the sum of several

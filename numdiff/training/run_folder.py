@@ -146,7 +146,7 @@ def lock_run(run_dir):
 
 
 def sample_path(run_dir, step):
-    """Where the sample grid of a step goes."""
+    """The path of a step's sample grid."""
     return os.path.join(run_dir, f"samples-{step:08d}.png")
 
 

@@ -76,7 +76,7 @@ class Problem(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Where a block's head begins: its q in qkv, its dy, and its numbers of L and D."""
+    """The start of a block's head: its q in qkv, its dy, and its numbers of L and D."""
 
     start: int
     dy_start: int

@@ -209,7 +209,7 @@ def flash_attention_forward(qkv, heads, order="legacy", version=None):
 
 
 def place_of_dq(dqkv, chunks, apart, heads, HS, head_step):
-    """Where a kernel writes dq, and elements there from a token to the next, and from a head to the next.
+    """The destination of a kernel's dq, and elements there from a token to the next, and from a head to the next.
 
     That is dqkv itself, or, for separate partial sums, a float32 array (chunks, B, T, heads, HS).
     """

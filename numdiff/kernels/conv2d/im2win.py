@@ -184,7 +184,7 @@ def im2win_forward_kernel_v2(x, win, layout):
 # where it begins, once, and then walks along it.
 
 class Windows(NamedTuple):
-    """Where windows are: Wo in a row of win, which has `columns` columns of `length` numbers; from window to window
+    """The layout of windows: Wo in a row of win, which has `columns` columns of `length` numbers; from window to window
     `stride` columns; K numbers in each."""
 
     Wo: int

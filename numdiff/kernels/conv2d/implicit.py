@@ -64,7 +64,7 @@ LARGEST_KERNEL = 15  # a window's rows and columns are kept as 16 bits each
 
 @cuda.jit(device=True)
 def window(pixel, pixels, H, W, C, Ho, Wo, kernel, stride):
-    """Where an output pixel's window starts in x (perhaps before it), and which of its rows (bits 0 …) and columns
+    """The start of an output pixel's window in x (perhaps before it), and which of its rows (bits 0 …) and columns
     (bits 16 …) are inside the image. A pixel beyond the last sees nothing."""
     image, rest = divide(pixel, int32(Ho * Wo))
     i, j = divide(rest, Wo)
@@ -86,7 +86,8 @@ def sees(seen, r, s):
 
 
 class Step(NamedTuple):
-    """Where all threads are: at tap (r, s), channels c … c + 7, and so far into a window of x, and into a weight."""
+    """The position of all threads: at tap (r, s), channels c … c + 7, and so far into a window of x, and into a
+    weight."""
 
     r: int
     s: int

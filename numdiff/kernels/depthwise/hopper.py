@@ -101,7 +101,7 @@ class Work(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """Where a lane finds its numbers, in elements from the start of a tile.
+    """The places of a lane's elements, from the start of a tile.
 
     first, second: of the two pixels that it reads, of outputs that it writes; low, high: how to make words of a channel
     of what it has read; odd: whether pixel l + 4 is the first

@@ -14,7 +14,7 @@ UNCHANGED = "dy"  # the derivative that hands dy on as it is
 
 
 class Place:
-    """Where the numbers of an argument are, for element i of y or, in a sum over rows, for a channel of an image.
+    """The places of an argument's elements, for element i of y or, in a sum over rows, for a channel of an image.
 
     said: the shape, in words; shape: it from y's; flat, rows: the index as text, of what is in `uses`, too
     summed: the sum over rows of a gradient, where it is one; numpy: function(argument, y's shape), of NumPy's arrays

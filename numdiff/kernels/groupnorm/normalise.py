@@ -79,8 +79,8 @@ class StreamCut(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where in `sums` (registers are short) weight and bias are, and the groups' means and rstd: behind two numbers of
-    each thread."""
+    """The places in `sums` (registers are short) of weight and bias, and of the groups' means and rstd: behind two
+    numbers of each thread."""
 
     weights: int
     biases: int

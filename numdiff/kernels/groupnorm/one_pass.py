@@ -101,7 +101,7 @@ def pick(values, first, groups, into):
 
 @cuda.jit(device=True, forceinline=True)
 def place_of(me):
-    """Where a thread puts its sums among the `rows` of a channel: threads of a warp then use different banks."""
+    """The place of a thread's sums among the `rows` of a channel: threads of a warp then use different banks."""
     apart = divide(int32(WARP), me.lanes)[0]
     return divide(int32(me.row + int32(cuda.threadIdx.x) * max(int32(1), apart)), me.rows)[1]
 

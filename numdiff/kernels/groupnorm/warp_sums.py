@@ -111,7 +111,7 @@ def places_of(cut, me):
 
 @cuda.jit(device=True, forceinline=True)
 def columns_of(cut, me):
-    """Where in `sums` the channels of the tile have two places each, if it has several parts."""
+    """The start in `sums` of the tile's channels, two places each, if it has several parts."""
     return int32(2 * PART * places_of(cut, me))
 
 

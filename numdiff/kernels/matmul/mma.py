@@ -117,8 +117,8 @@ class Unit(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """Where a thread's copies are: the unit and its k; the elements of A and B that are copied next; its first row of A
-    and of B (of an operand across, the k where its column ends: 0 beyond the last column); extents."""
+    """The position of a thread's copies: the unit and its k; the elements of A and B that are copied next; its first
+    row of A and of B (of an operand across, the k where its column ends: 0 beyond the last column); extents."""
 
     unit: int
     matrix: int

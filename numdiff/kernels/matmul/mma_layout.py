@@ -101,7 +101,7 @@ class Epilogue(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a lane's outputs go: where C begins, the lane's first row and column in it; C's extents."""
+    """The place of a lane's outputs: the start of C, the lane's first row and column in it; C's extents."""
 
     start: int
     row: int

@@ -85,7 +85,7 @@ def starts_of(strides):
 
 @cuda.jit(device=True)
 def start_of_c(strides):
-    """Where C begins of this block's matrices."""
+    """The start of this block's matrix C."""
     return cuda.blockIdx.z * strides.c_outer + cuda.blockIdx.y * strides.c_inner
 
 

@@ -121,7 +121,7 @@ def place_across(k, chunk, row_bytes):
 
 @cuda.jit(device=True, forceinline=True)
 def my_copies(t, start, first, extent, distance, rows, across):
-    """Where this thread copies an operand's tile: (element of the first copy, its byte in the tile, what is left of the
+    """This thread's copies of an operand's tile: (element of the first copy, its byte in the tile, what is left of the
     extent from there on, its k).
 
     start: element where the matrix begins; first: row of the tile's first, of `extent`; distance: from row to row in

@@ -66,9 +66,9 @@ LIMIT = float32(1 / LARGEST)
 
 
 class Matrices8(NamedTuple):
-    """Where the weights are. table int64 (n, 5): first element in the flat buffer, N, K, the number of the first tile,
-    and the first byte in the buffers of bytes, which hold these matrices alone, `total` bytes; tiles int32 (blocks, 2):
-    of each tile the matrix and its number within it."""
+    """The places of the weights. table int64 (n, 5): first element in the flat buffer, N, K, the number of the first
+    tile, and the first byte in the buffers of bytes, which hold these matrices alone, `total` bytes; tiles int32
+    (blocks, 2): of each tile the matrix and its number within it."""
 
     table: object
     tiles: object

@@ -106,7 +106,7 @@ def swiglu_backward_cpu(dy, x):
 
 @cuda.jit(device=True, forceinline=True)
 def gate_at(i, H, width):
-    """Where the gate's channel is in x, of which the i-th element of y comes; i and H are multiples of the width."""
+    """The gate's channel in x for the i-th element of y; i and H are multiples of the width."""
     row, c = divide(np.uint64(i) // np.uint64(width), uint32(H) // uint32(width))
     return int64(row) * 2 * H + c * width
 

@@ -154,7 +154,7 @@ def _sizes(o):
 
 
 def describe_attention(o):
-    """Where a run's model has attention, in words, and where its preset has it in vain: at a size that never occurs."""
+    """The sizes at which a run's model has attention, in words, and the preset's sizes that never occur."""
     def at(sizes):
         return "at " + " and ".join(f"{size}×{size}" for size in sizes)
 

@@ -30,7 +30,7 @@ LEAST_SHARE = float32(2.0**-10)  # reference.FLOOR
 
 @cuda.jit(device=True)
 def start_of_head(problem):
-    """Where a head's q begins in qkv."""
+    """The start of a head's q in qkv."""
     return cuda.blockIdx.z * problem.T * problem.width + cuda.blockIdx.y * problem.head_step
 
 

@@ -116,7 +116,7 @@ def inside_of(first, extent, size, apart):
 
 @cuda.jit(device=True, forceinline=True)
 def window(pixel, pixels, H, W, C, Ho, Wo, size, stride, rows):
-    """Where an output pixel's window starts in x (perhaps before it), and which of its taps are inside the image, as
+    """The start of an output pixel's window in x (perhaps before it), and which of its taps are inside the image, as
     bits; none for a pixel beyond the last.
 
     rows: a bit for the first tap of each row. Times the bits of one row that is the same bits in all of them.

@@ -26,7 +26,7 @@ from ....device.tma import fence_proxy_async
 
 
 class Place(NamedTuple):
-    """Where a thread's outputs are: its warpgroup's first row and column, its own first row within those 64, its
+    """The place of a thread's outputs: its warpgroup's first row and column, its own first row within those 64, its
     lane."""
 
     first_row: int

@@ -64,7 +64,7 @@ class Chunks(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Where image 0's scale and gate begin, and how far the next image's are."""
+    """The start of image 0's scale and gate, and the strides to the next image's."""
 
     scale: int
     scale_pitch: int
@@ -73,7 +73,7 @@ class Factors(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where in the arrays of sums those of dshift, dscale and dgate begin, and how long their rows are."""
+    """The starts of dshift, dscale and dgate in the arrays of sums, and the lengths of their rows."""
 
     shift: int
     shift_row: int
@@ -109,7 +109,7 @@ def start_copies(kept, at, arrays, i, c, cut):
 
 @cuda.jit(device=True, forceinline=True)
 def place_of(c):
-    """Where four channels from c on are: of each sweep the lanes' first four, then their other four."""
+    """The place of four channels from c on: of each sweep the lanes' first four, then their other four."""
     return c // SWEEP * SWEEP + c % 8 * WARP + c % SWEEP // 8 * 4
 
 
