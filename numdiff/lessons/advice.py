@@ -10,7 +10,6 @@ ADVICE = {
     "division": "Check what the divisor can be in each thread.",
     "deadlock": "Check the loop's condition and what changes it, and that each wait has something that ends it.",
     "divergence": "All threads must reach the same call: move it out of the `if`, and guard only the loads and stores.",
-    "error": "A kernel is plain code on numbers and array elements; compare the line with the puzzle's text.",
     "cp.async": "A copy is asynchronous: commit it, wait for its group, and then let all threads meet at a barrier.",
     "asynchronous": "Wait for the phase of the mbarrier that this copy completes, before you use its bytes.",
     "mbarrier": "In each phase the barrier must expect exactly the bytes that are copied, and get its arrivals.",
@@ -20,10 +19,11 @@ ADVICE = {
     "descriptor": "The descriptor must describe the tile in the layout in which it was written.",
     "alignment": "A load or store of 16 bytes needs an index that is a multiple of 16 bytes.",
 }
+KERNEL_CODE = "A kernel may use numbers, elements of arrays, loops and branches, and no other objects of Python."
 OUTSIDE = "There are more threads than elements, or the index is computed wrongly: a thread without an element must " \
           "do nothing. Guard the access by a comparison with {bound}."
 OUTSIDE_SHARED = "{name} is shorter than that: is the index off by one, or does the array lack elements for the halo?"
-NEGATIVE = "A negative index counts from the end: this thread reads another element than you mean. Guard it."
+NEGATIVE = "This thread would use another element than you mean: guard the access, so that it does nothing."
 UNWRITTEN_SHARED = "Check which elements the threads fill, the last ones and the halo too, and " \
                    "that cuda.syncthreads() comes between writes and reads."
 UNWRITTEN = "Only the inputs, and what the kernel itself has written, hold a value."
@@ -60,6 +60,8 @@ def explain(fault, path):
     who += (f", block {fault.block[0] if not any(fault.block[1:]) else fault.block})" if who and any(fault.block or ())
             else ")" if who else "")
     message = re.sub(r"\((\d+), 0, 0\)", r"\1", fault.message)  # a beginner's threads have one number
+    message = message.replace("the emulator does not know arithmetic on whole arrays: index their elements",
+                              "arithmetic on whole arrays")
     text = f"{where}{who}: {message}"
     for what, place in fault.others[:1]:
         if place.file == str(path) and fault.kind in ("race", "divergence", "asynchronous"):
@@ -68,6 +70,14 @@ def explain(fault, path):
 
 
 def advice_for(fault):
+    if "arithmetic on whole arrays" in fault.message:
+        return "A thread computes single elements: index each array, as in out[i] = a[i]."
+    if fault.kind == "error" and "is a float" in fault.message:
+        return "An index must be an integer: divide with //."
+    if "NameError" in fault.message:
+        return "Is the name misspelt, not imported, or used before it has a value?"
+    if fault.kind == "error" and "arguments" not in fault.message:
+        return KERNEL_CODE
     if fault.kind == "bounds":
         return NEGATIVE if "is negative" in fault.message else outside(fault.message)
     if fault.kind in ("deadlock", "mbarrier") and "mbarrier" in fault.message:
@@ -172,4 +182,5 @@ def explain_conflicts(line, figures):
 
 
 def explain_cost(key, n, limit, why):
-    return (f"Right and coalesced, but {COSTS[key].format(n=n)}; three stars need at most {limit:,}. {why}").strip()
+    return (f"Right and coalesced, but {COSTS[key].format(n=n)}; three stars need "
+            f"{f'at most {limit:,}' if limit else 'none'}. {why}").strip()

@@ -67,7 +67,7 @@ def _judge(module, path, seed):
     tree = parse(text, path)
     learner = load(text, path)
     for name in [name for name in vars(module) if name.endswith("kernel")]:
-        check_kernel(learner, name, getattr(module, name))
+        check_kernel(learner, name, getattr(module, name), tree)
     rng, recorder, float64, ordered = np.random.default_rng(seed), emulator.Recorder(), None, True
     for number, (grid, block, inputs) in enumerate(module.problems(rng)):
         results = set()
@@ -121,6 +121,8 @@ def parse(text, path):
     try:
         return ast.parse(text, str(path))
     except SyntaxError as error:
+        if error.lineno is None:
+            raise Wrong(f"{path.name} is no valid Python: {error.msg}.") from None
         raise Wrong(f"Line {error.lineno} is no valid Python: {error.msg}. Check brackets, colons and indentation "
                     "there, and in the line above.") from None
     except (ValueError, RecursionError, MemoryError) as error:
@@ -141,14 +143,14 @@ def in_words(error, path, doing):
     """What a Python exception of the learner's code means."""
     line = line_in(error, path)
     where = f"Line {line}" if line else f"The code, while {doing},"
+    if isinstance(error, SystemExit):
+        return f"{where} ends the program: remove exit() from the file."
     text = f"{where} raises {type(error).__name__}" + (f": {error}" if str(error) else "")
     more = ""
     if isinstance(error, NameError):
         more = " Is the name misspelt, or not imported?"
     elif isinstance(error, ImportError):
         more = " Keep the imports of the puzzle."
-    elif isinstance(error, SystemExit):
-        more = " Remove exit() from the file."
     return advice.sentence(text) + more
 
 
@@ -165,16 +167,20 @@ def load(text, path):
     return module
 
 
-def check_kernel(learner, name, original):
+def check_kernel(learner, name, original, tree):
     found = getattr(learner, name, None)
     if found is None:
         raise Wrong(f"The file has no function `{name}`: keep the name that the puzzle gives it.")
-    if not hasattr(found, "py_func"):
+    if not hasattr(found, "py_func") or not type(found).__module__.startswith(("numba.cuda", "numba_cuda", "numdiff")):
         raise Wrong(f"`{name}` is no kernel: put @cuda.jit in the line above its def.")
     wanted, given = (list(inspect.signature(each.py_func).parameters) for each in (original, found))
     if len(wanted) != len(given):
         raise Wrong(f"`{name}` takes ({', '.join(given)}), and the puzzle calls it with ({', '.join(wanted)}): keep "
                     "the first line as it was.")
+    body = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+    for node in ast.walk(body) if body is not None else ():
+        if isinstance(node, ast.Return) and node.value is not None:
+            raise Wrong(f"Line {node.lineno} returns a value, and a kernel returns nothing: store the result in out.")
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
@@ -200,7 +206,8 @@ def run(module, learner, path, text, grid, block, inputs, order, seed, recorder)
     except emulator.LaunchRefused as error:
         raise Wrong(f"A GPU would refuse this launch: {error}") from None
     except emulator.Unsupported as error:
-        raise Wrong(f"The emulator does not know this: {error}") from None
+        known = "" if str(error).startswith("Numba ") else "The emulator does not know this: "
+        raise Wrong(f"{known}{error}") from None
     except Wrong:
         raise
     except (Exception, SystemExit) as error:

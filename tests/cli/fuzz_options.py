@@ -41,7 +41,7 @@ WITH = {  # what a command needs besides, to come to an end soon
     "schedule": ["dit.h5", "--device", "cpu", "--steps", "1", "--from-steps", "2", "--count", "2"],
     "evaluate": ["samples.npz", "samples.npz", "--device", "cpu", "--subsets", "2"],
     "convert": ["dit.h5", "out.h5"], "data import": ["pictures", "new.h5", "--force"],
-    "data info": ["new.h5", "--no-sheet"], "kernels check": ["softmax", "--device", "cpu"],
+    "data info": ["new.h5", "--no-sheet"], "kernels check": ["softmax", "--device", "cpu"], "learn": ["1"],
 }
 
 
