@@ -57,6 +57,8 @@ from .matmul import (
     matmul_swiglu_forward,
     pair_supports,
 )
+from .matmul.problems import gate_problems
+from .operation import operation
 from .reduce import column_sum
 from .second_pass import deferrable
 from .side_stream import on_side_stream
@@ -238,13 +240,16 @@ def linear_gelu_forward(x, weight, bias, keeps_u=True):
     return u if u is None else u.reshape(shape), y.reshape(shape)
 
 
+def linear_gate_forward_reference(x, weight, bias, residual, gate):
+    return gate_forward(residual, linear_forward_reference(x, weight, bias), gate)
+
+
+@operation(reference=linear_gate_forward_reference, problems=gate_problems)
 def linear_gate_forward(x, weight, bias, residual, gate):
     """residual + gate · (x·weightᵀ + bias) as a new array: residual (B, T, N), gate (B, N), an array or `Columns`.
 
     In one kernel, with the bits of two; on a device only where `linear_gate_supports`.
     """
-    if not is_device(x):
-        return gate_forward(residual, linear_forward_reference(x, weight, bias), gate)
     columns, (_, tokens, width) = as_columns(gate), residual.shape
     gated = Gated(columns.flat, columns.first, columns.pitch, tokens)
     z = matmul_gate_forward(x.reshape(-1, x.shape[-1]), weight, bias, residual.reshape(-1, width), gated)

@@ -64,14 +64,9 @@ REPEATED = re.compile("|".join((
     r"matmul: float16, (a·bᵀ|aᵀ·b|aᵀ·bᵀ), tile .128,.*float16 v5",
     r"matmul: float16, [^,]*, tile (128|256|\(128, 128\)), float32 v.", r"matmul: tf32, (a·bᵀ|aᵀ·b), tile .128, 64.*",
     r"matmul: float16, a batch, (?!a·b, tile 128|aᵀ·bᵀ, tile 192|aᵀ·b, tile 64).*",  # matmul/test_half.py has a·bᵀ
-    r"matmul_symmetric: float16, (x·xᵀ, tile 128|xᵀ·x, .*) .*",
-    r"matmul(_gelu(_again)?(_gradient)?)?: .*tile \d+(, float16)?, pairs v.*",  # another has more steps than stages
+    r"matmul: .*tile \d+, float16, pairs v.*",  # another has more steps than stages
     r"matmul: tf32, (a·b|aᵀ·b|aᵀ·bᵀ), tile \(128, 128\).*", r"matmul: float16, .*in parts v5",  # so are the row sums
     r"matmul_row_sums: (float16, (1|9) parts.*|bfloat16, 1 parts v5)",
-    # of epilogues one tile of 64 columns, in bfloat16, and one of several times 64
-    r"(matmul_(gelu|gelu_gradient|swiglu_gradient)|linear_gate): float16, tile (64|192|256).*",
-    r"matmul_gelu_again_gradient: float16, tile (64|128|256).*", r"matmul_layer_scale: float16, tile (64|128).*",
-    r"matmul_swiglu: float16, tile 128.*",
     r"matmul_fp8((_gelu|_swiglu)?_gradient|_gelu)?: e4m3, tile (128|192|256).*",  # of E4M3 the narrowest
     r"matmul_fp8_(gelu|swiglu)(_gradient)?: e4m3, tile \d+ v.*",  # and each epilogue with promotion
     r"matmul_fp8_gelu(_gradient)?: e4m3 to e4m3, tile \d+(, promoted)? v.*",  # matmul/test_fp8.py
@@ -103,8 +98,8 @@ ALONE = re.compile("|".join((
     r"flash_attention_backward: float16, legacy, HS 72, T 3, 256 keys, .* v3",
     r"flash_attention_backward: legacy, HS 32, T 66, chunks .* v2",  # sums of chunks
     r"sla: float16, new, HS 72, T 65, .* v2",
-    r"conv2d_weight_gradient: float16, tile of 32, (256 pixels, 1 parts|64 pixels, 4 parts), . blocks a cluster vNone",
-    r"matmul_symmetric: float16, xᵀ·x, tile 128 vNone")))
+    r"conv2d_weight_gradient: float16, tile of 32, (256 pixels, 1 parts|64 pixels, 4 parts), . blocks a cluster vNone"
+)))
 
 # cases that run in one order only: they are long, and others have what two orders could show
 ONCE = re.compile(r"(sla|flash_attention|linear_stack|linear_gradients|conv2d_level|matmul_level|depthwise)\w*: .*|"
@@ -119,7 +114,7 @@ COMPILED = re.compile(r"sla(_backward)?: (new, HS (32|64), .* v1|float16, new, H
                       r"matmul: float16, (a·b|aᵀ·b|aᵀ·bᵀ), tile (128|256|\(128, 128\)), float32 v.|"
                       r"matmul: float16, a batch, (a·b, tile (64|128|192)|aᵀ·bᵀ, tile (64|128|256)|"
                       r"a·bᵀ, tile (64|192|256)|aᵀ·b, tile (128|192|256)) v6|"
-                      r"matmul_gelu(_again)?(_gradient)?: float16, tile 192, pairs v.*|"
+                      r"matmul_gelu(_backward)?: float16, (again, )?tile 192, pairs v.*|"
                       r"matmul_fp8_gelu(_gradient)?: e4m3(, tile (128|256)|, tile (64|192), promoted|"
                       r" to e4m3, tile (64|192)| to e4m3, tile 128, promoted) v.*|"
                       r"depthwise_input_gradient: (3×3 float16, (3|17)|5×5 float16, (3|29)|7×7 float16, (17|29)) rows, "

@@ -9,12 +9,10 @@ from ..conv2d.hopper import convolution as conv2d_hopper
 from ..conv2d.hopper import weight_gradient as conv2d_hopper_gradient
 from ..conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from ..groupnorm.normalise import channel_statistics_reference
-from ..matmul import choice, mma
-from ..matmul import symmetric as symmetric_products
+from ..matmul import mma, problems
 from ..matmul.hopper import kernel
-from ..matmul.hopper.layout import BK, BM
+from ..matmul.hopper.layout import BK
 from ..matmul.mma_layout import TILES
-from ..versions import at_most
 from .case import HALF_TOLERANCE, Case
 
 SMALL_STEP = TILES[64, 64].k
@@ -27,14 +25,8 @@ def halves(**shapes):
 
 def with_tile(tile, version, parts, function, pairs=False):
     """function() with this tile of version 5 or 6, the sum over K in `parts` parts, and blocks alone or in pairs."""
-    before = choice.choose_half, choice.PAIRS
-    choice.choose_half = lambda rung, *given: (before[0](rung, *given) if rung != version else
-                                               (tile if version == 5 else (BM, tile), parts, 0.0))
-    choice.PAIRS = pairs
-    try:
+    with problems.with_tile(tile, version, parts, pairs):
         return function()
-    finally:
-        choice.choose_half, choice.PAIRS = before
 
 
 def product_cases():
@@ -67,60 +59,6 @@ def product_cases():
 
         return Case("matmul_row_sums", inputs, run, (version,), HALF_TOLERANCE, f"float16, {parts} parts")
 
-    def symmetric(width, transpose_a, N, batch=1, K=64):
-        """X·Xᵀ or XᵀX; 128 rows have blocks on, below and above the diagonal, 256 a second row of tiles."""
-        def run(a, v):
-            choose = symmetric_products.choose_symmetric
-            symmetric_products.choose_symmetric = lambda *_: width
-            try:
-                return (matmul.matmul_symmetric(a.x, a.x, transpose_a, not transpose_a, 0.5, -1.5, a.residual),)
-            finally:
-                symmetric_products.choose_symmetric = choose
-
-        def inputs(rng):
-            x = rng.standard_normal((batch, K, N) if transpose_a else (batch, N, K))
-            residual = rng.standard_normal((batch, N, N))
-            return {"x": x.astype(np.float16), "residual": (residual + residual.swapaxes(1, 2)).astype(np.float16)}
-
-        return Case("matmul_symmetric", inputs, run, (None,), HALF_TOLERANCE,
-                    f"float16, {'xᵀ·x' if transpose_a else 'x·xᵀ'}, {f'tile {width}' if width else 'by a pass'}")
-
-    def activation(tile, epilogue, pairs=False, rung=6):
-        name, backward = epilogue.removesuffix("_gradient"), epilogue.endswith("_gradient")
-        again, name = name.endswith("_again"), name.removesuffix("_again")
-        product = getattr(matmul, f"matmul_{name}_{'backward' if backward else 'forward'}")
-        # each 64 columns have an epilogue of their own; a tile of SwiGLU's forward has half as many of each half
-        width = tile if rung == 6 else tile[1]
-        N = (width if epilogue != "swiglu" else width // 2) - 24
-        columns = 2 * N if name == "swiglu" else N  # of u
-        M = 136 if pairs else 8
-
-        def run(a, v):
-            given = (a.u, *[True] * again) if backward else (a.bias, *[a.scale, a.u] * (name == "layer_scale"))
-            with at_most({"matmul": rung}):
-                results = with_tile(tile, rung, 1, lambda: product(a.a, a.b, *given), pairs)
-            return results if isinstance(results, tuple) else (results,)
-
-        def inputs(rng):
-            return {**halves(a=(M, 8), b=(8, N) if backward else (columns, 8), u=(M, columns))(rng),
-                    **{vector: rng.standard_normal(columns).astype(np.float32) for vector in ("bias", "scale")}}
-
-        return Case(f"matmul_{epilogue}", inputs, run, (None,), HALF_TOLERANCE,
-                    f"float16, tile {tile}{', pairs' * pairs}", fast=rung == 6 or tile == (128, 128))
-
-    def gated(tile):
-        N = tile - 24
-
-        def run(a, v):
-            return (with_tile(tile, 6, 1, lambda: linear.linear_gate_forward(
-                a.x, a.weight, a.bias, a.residual, a.gate)),)
-
-        def inputs(rng):
-            return {**halves(x=(1, 16, 8), weight=(N, 8), residual=(1, 16, N), gate=(1, N))(rng),
-                    "bias": rng.standard_normal(N).astype(np.float32)}
-
-        return Case("linear_gate", inputs, run, (None,), HALF_TOLERANCE, f"float16, tile {tile}")
-
     def pair(a, v):
         def layer():
             x = Pair(a.x, a.x_2)
@@ -135,10 +73,6 @@ def product_cases():
             name: rng.standard_normal(shape).astype(np.float32)
             for name, shape in (("bias", 8), ("dweight", (8, 72)), ("dbias", 8))}},
         pair, (None,), HALF_TOLERANCE, "and forward, float16, two arrays")
-    for key in kernel.ACTIVATION_KERNELS:
-        yield gated(key[0]) if key[1] == "gate" else activation(*key)
-    for key in kernel.PAIR_ACTIVATION_KERNELS:  # tiles below each other, of which the second is hardly there
-        yield activation(*key, pairs=True)
     for key in kernel.PAIR_KERNELS:
         yield product(key, 6, 1, M=136, pairs=True)
     yield product((256, False, False, True), 6, 1, M=264, K=4 * BK + 8, pairs=True)  # stages are used again
@@ -150,11 +84,6 @@ def product_cases():
         yield Case("matmul", halves(a=(2, 64, 128) if transpose_a else (2, 128, 64), b=(2, 64, 8) if across else (
             2, 8, 64), residual=(2, 128, 8)), run, (6,), HALF_TOLERANCE,
             f"float16, a batch, {'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}, tile {tile}")
-    for width, transpose_a, _ in kernel.SYMMETRIC_KERNELS:
-        yield symmetric(width, transpose_a, *((256, 1) if transpose_a else (128, 2)) if width == 128 else (128, 1))
-    yield symmetric(None, False, 24, K=8)
-    for key in mma.ACTIVATION_KERNELS:
-        yield activation(*key, rung=5)
     for version, keys in (5, {key[:3]: (*key[:3], True) for key in mma.KERNELS}.values()), (6, kernel.KERNELS):
         for key in keys:
             yield product(key, version, 1)

@@ -38,6 +38,11 @@ def _values(record, problem, arrays):
 
 def _run(record, problem, inputs, version):
     """A tuple of the results of a problem, from inputs on some device."""
+    with problem.within() if problem.within else contextlib.nullcontext():
+        return _results(record, problem, inputs, version)
+
+
+def _results(record, problem, inputs, version):
     if problem.run is not None:
         return problem.run(inputs, version)
     if problem.call is None:
@@ -45,8 +50,7 @@ def _run(record, problem, inputs, version):
     else:
         bound = problem.bound(vars(inputs))
         call, values = problem.call, {name: bound[name] for name in problem.arguments}
-    with problem.within() if problem.within else contextlib.nullcontext():
-        results = call(**values, version=version) if record.versions else call(**values)
+    results = call(**values, version=version) if record.versions else call(**values)
     found = arrays_in([results, *(values[name] for name in record.writes if name in values)])
     return tuple({id(array): array for array in found}.values())
 

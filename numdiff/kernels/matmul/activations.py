@@ -12,6 +12,8 @@ SOURCE
 READ NEXT
     pair.py
 """
+import functools
+
 import numpy as np
 
 from ...device import empty, is_device
@@ -19,6 +21,7 @@ from ...device.requires import supports
 from ...dtypes import is_half
 from ..batch_invariance import nominal_extent
 from ..elementwise import gelu_backward, gelu_forward
+from ..operation import operation
 from ..transformer.gate import gate_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
 from ..versions import capped
@@ -30,6 +33,7 @@ from .hopper.layout import ACTIVATIONS
 from .launcher import matmul_forward
 from .mma_layout import ACTIVATION_TILES
 from .mma_layout import ACTIVATIONS as ACTIVATIONS_5
+from .problems import activation_problems
 
 
 def activation_supports(x, *extents):
@@ -74,6 +78,7 @@ def _launch_activation(a, b, c, N, transpose_b, activation, other=None, bias=Non
 
 # GELU -----------------------------------------------------------------------------------------------------------------
 
+@operation(problems=functools.partial(activation_problems, "gelu"))
 def matmul_gelu_forward(a, b, bias, keeps_u=True):
     """(u, GELU(u)) as new arrays, u = a (M, K) · b (N, K)ᵀ + bias (N,); in one kernel where `gelu_supports`.
 
@@ -91,6 +96,7 @@ def matmul_gelu_forward(a, b, bias, keeps_u=True):
     return u, y
 
 
+@operation(problems=functools.partial(activation_problems, "gelu", backward=True))
 def matmul_gelu_backward(a, b, u, again=False):
     """(a (M, K) · b (K, N)) ∘ GELU'(u (M, N)) as a new array; in one kernel where `gelu_supports`.
 
@@ -109,6 +115,7 @@ def matmul_gelu_backward(a, b, u, again=False):
 
 # SwiGLU ---------------------------------------------------------------------------------------------------------------
 
+@operation(problems=functools.partial(activation_problems, "swiglu"))
 def matmul_swiglu_forward(a, b, bias=None, keeps_u=True):
     """(u, h) as new arrays: u = a (M, K) · b (2 · H, K)ᵀ + bias (2 · H,), h = silu(u[:, :H]) · u[:, H:].
 
@@ -127,6 +134,7 @@ def matmul_swiglu_forward(a, b, bias=None, keeps_u=True):
     return u, h
 
 
+@operation(problems=functools.partial(activation_problems, "swiglu", backward=True))
 def matmul_swiglu_backward(a, b, u):
     """du (M, 2 · H) as a new array: what SwiGLU's backward makes of dh = a (M, K) · b (K, H) and its input u like du.
     One kernel where `activation_supports` has K and H.
@@ -157,6 +165,7 @@ def matmul_gate_forward(a, b, bias, residual, gated):
     return c
 
 
+@operation(problems=functools.partial(activation_problems, "layer_scale"))
 def matmul_layer_scale_forward(a, b, bias, scale, residual, keeps_z=True):
     """(z, residual + scale (N,) · z) as new arrays, z = a (M, K) · b (N, K)ᵀ + bias (N,), residual (M, N); in one
     kernel where `activation_supports`.

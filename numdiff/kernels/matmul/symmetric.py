@@ -8,15 +8,19 @@ Which products are symmetric, and how one half becomes both: hopper/symmetric_ep
 SOURCE
     reference.py.
 """
-from ...device import cuda, empty, float32, is_device, launch
+import functools
+
+from ...device import cuda, empty, float32, launch
 from ...device.requires import supports
 from ...dtypes import is_half, working_type
 from ..batch_invariance import nominal_extent
+from ..operation import operation
 from ..versions import capped
 from .choice import by_eight, choose_symmetric
 from .hopper.kernel import KERNELS
 from .hopper.launcher import launch_hopper, takes_batch
 from .launcher import matmul_forward
+from .problems import symmetric_problems
 from .reference import matmul_forward_reference
 
 DIAGONAL_BLOCK = 128
@@ -37,6 +41,33 @@ def _symmetric_in_one(a, b, residual, N, K):
             and takes_batch(N, K, a.dtype) and by_eight((a, b, residual), (N, K)))
 
 
+def _check(a, b, transpose_a, transpose_b, residual):
+    (N, K), batch = (a.shape[:0:-1] if transpose_a else a.shape[1:]), a.shape[0]
+    if a.ndim != 3 or tuple(b.shape) != ((batch, N, K) if transpose_b else (batch, K, N)):
+        raise ValueError(f"a {a.shape} and b {b.shape} must be batches of matrices whose products are symmetric; check "
+                         "transpose_a and transpose_b")
+    if residual is not None and tuple(residual.shape) != (batch, N, N):
+        raise ValueError(f"residual has shape {residual.shape}, the product has {(batch, N, N)}")
+
+
+def matmul_symmetric_reference(a, b, transpose_a=False, transpose_b=False, alpha=1.0, diagonal=0.0, residual=None):
+    N, batch = a.shape[-1 if transpose_a else 1], a.shape[0]
+    working = working_type(a.dtype)
+    left = a.astype(working, copy=False)
+    right = left if b is a else b.astype(working, copy=False)  # NumPy computes one half of x·xᵀ, too
+    c = matmul_forward_reference(left, right, transpose_a, transpose_b, None, alpha)
+    if residual is not None:
+        c += residual
+    c.reshape(batch, -1)[:, ::N + 1] += c.dtype.type(diagonal)
+    return c.astype(a.dtype, copy=False)
+
+
+def _with_itself(x, residual, transpose):
+    return matmul_symmetric(x, x, transpose, not transpose, 0.5, -1.5, residual)
+
+
+@operation(reference=matmul_symmetric_reference, check=_check,
+           problems=functools.partial(symmetric_problems, _with_itself))
 def matmul_symmetric(a, b, transpose_a=False, transpose_b=False, alpha=1.0, diagonal=0.0, residual=None):
     """alpha · A·B + residual + diagonal · I of products that are symmetric, as a new array (batch, N, N).
 
@@ -46,27 +77,13 @@ def matmul_symmetric(a, b, transpose_a=False, transpose_b=False, alpha=1.0, diag
     diagonal by a pass of its own.
     """
     (N, K), batch = (a.shape[:0:-1] if transpose_a else a.shape[1:]), a.shape[0]
-    if a.ndim != 3 or tuple(b.shape) != ((batch, N, K) if transpose_b else (batch, K, N)):
-        raise ValueError(f"a {a.shape} and b {b.shape} must be batches of matrices whose products are symmetric; check "
-                         "transpose_a and transpose_b")
-    if residual is not None and tuple(residual.shape) != (batch, N, N):
-        raise ValueError(f"residual has shape {residual.shape}, the product has {(batch, N, N)}")
-    if is_device(a) and _symmetric_in_one(a, b, residual, N, K):
+    if _symmetric_in_one(a, b, residual, N, K):
         c = empty((batch, N, N), a.dtype, like=a)
         width = choose_symmetric(nominal_extent(batch), N, K, a.backend.multiprocessors)
         flat = (x.reshape(-1, x.shape[-1]) for x in (a, b, c))
         launch_hopper(*flat, N, N, K, transpose_a, transpose_b, None, residual, alpha, False, width, 1,
                       batch=batch, symmetric=True, diagonal=diagonal)
         return c
-    if not is_device(a):
-        working = working_type(a.dtype)
-        left = a.astype(working, copy=False)
-        right = left if b is a else b.astype(working, copy=False)  # NumPy computes one half of x·xᵀ, too
-        c = matmul_forward_reference(left, right, transpose_a, transpose_b, None, alpha)
-        if residual is not None:
-            c += residual
-        c.reshape(batch, -1)[:, ::N + 1] += c.dtype.type(diagonal)
-        return c.astype(a.dtype, copy=False)
     c = matmul_forward(a, b, transpose_a, transpose_b, alpha=alpha, residual=residual)
     if diagonal:
         launch(add_diagonal_kernel, (-(-N // DIAGONAL_BLOCK), batch), DIAGONAL_BLOCK, c.reshape(-1), N,
