@@ -105,7 +105,7 @@ def _device_side(dataset, batch, backend):
 # Cold and warm --------------------------------------------------------------------------------------------------------
 
 def drop_pages(path):
-    """Ask the system to forget the contents of a file; why it did not, or None."""
+    """Request the system to drop a file's pages from its cache; returns why it did not, or None."""
     if not hasattr(os, "posix_fadvise"):
         return "this system does not drop a file's pages"
     with open_regular(path) as file:

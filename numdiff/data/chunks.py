@@ -80,7 +80,7 @@ class ChunkCache:
         """The slots (n,) of chunks, at most as many as there are slots, once they are all read."""
         for index in chunks:
             if index in self._held:
-                self._held.move_to_end(index)  # all of them, before the first makes another one give way
+                self._held.move_to_end(index)  # all of them, before the first evicts another one
         futures = [self._begin(index) for index in chunks]
         errors = [error for error in (future and future.exception() for future in futures) if error]
         if errors:

@@ -4,7 +4,7 @@
     with communicator.job():                    a failure inside ends all ranks, with one message
         …
 
-Nothing else in numdiff asks how many ranks there are: a single process has an `Alone`, with the same methods.
+No other code of numdiff checks the number of ranks: a single process has an `Alone`, with the same methods.
 
 THE RULES
     The methods below are collective: every rank calls them, in the same order, never under a condition on the rank.

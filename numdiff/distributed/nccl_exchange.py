@@ -23,7 +23,7 @@ class NcclFault(Exception):
 
 
 class Faults:
-    """Asks a communicator of NCCL for its errors, from any thread, until it is closed."""
+    """Polls a communicator of NCCL for its errors, from any thread, until it is closed."""
 
     FINE = 0, 7  # ncclSuccess, ncclInProgress
 

@@ -111,7 +111,7 @@ _orders = Stack()  # of `in_order`
 
 @contextlib.contextmanager
 def in_order():
-    """Context: steps are recorded with everything in one stream, as those want them who time kernels one by one."""
+    """Context: steps are recorded with everything in one stream, for timing kernels one by one."""
     _orders.append(None)
     try:
         yield

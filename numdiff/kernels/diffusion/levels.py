@@ -1,4 +1,4 @@
-"""Noise levels without whole timesteps: each image draws its own, and what a training step needs to know of it.
+"""Noise levels without whole timesteps: each image draws its own, and the factors that a training step needs.
 
 MATHEMATICS
     An image at a level is x_t = a · x_0 + s · eps, its noise σ = s / a. What is drawn is u = log σ:

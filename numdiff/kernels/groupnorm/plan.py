@@ -49,7 +49,7 @@ VERSION_2_LAUNCH, VERSION_2_MEMORY = 4400, {2: 2000, 4: 2700}  # ns; bytes per n
 
 
 class Kernel(NamedTuple):
-    """What the forecast needs to know of a kernel; times in nanoseconds.
+    """The forecast's constants of a kernel; times in nanoseconds.
 
     registers: of a thread, as compiled for sm_80 and sm_90a, rounded up; latency: of a block: first bytes, barriers,
     last bytes, counting it; element: one element's arithmetic on a multiprocessor, SiLU included; turn: of a

@@ -10,7 +10,7 @@ MATHEMATICS                                        for each matrix W (rows, colu
     U·Vᵀ is the steepest descent where a step is measured by its largest singular value: rare directions, which a few
     examples ask for, get the step that common ones get. U·Vᵀ of full rank has numbers of root mean square
     1 / √max(rows, columns), so the factor makes that of the update 0.2, about AdamW's, and one learning rate and one
-    decay serve both. (Jordan's own factor, √max(1, rows / columns), asks for a learning rate of its own.)
+    decay serve both. (Jordan's own factor, √max(1, rows / columns), needs a separate learning rate.)
     Nothing changes where gradient_norm is not finite. ema and half follow the new weight as in adamw.py.
 SHAPES
     weight, gradient, m, ema flat (n,) float32, half (n,) float16, which hold `Stack`s: `count` matrices, wherever they

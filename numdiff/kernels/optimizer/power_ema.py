@@ -1,6 +1,6 @@
 """Averages of the weights with power-function profiles, from which one of any width can be put together afterwards.
 
-An exponential average forgets at one rate, which must be chosen before the training. A power function's average weighs
+An exponential average decays at one rate, which must be chosen before the training. A power function's average weighs
 the past in proportion to the training's length, so that its profile has one shape at any time: the weights of step s
 count at step t by (s / t)^γ. Kept for two widths and stored now and then, such averages are a basis for all others
 (training/post_hoc_ema.py).

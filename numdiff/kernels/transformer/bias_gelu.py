@@ -31,7 +31,7 @@ from ..problem import Problem, half, single
 
 SLOPE, BOTH = float(GELU_SLOPE), float(GELU_SLOPE) * float(GELU_CUBIC)  # Python floats take the arrays' type
 ONE, THREE, SLOPE_2, BOTH_2 = (np.float32(value) for value in (1, 3, 2 * SLOPE, 2 * BOTH))
-WORTH = 4  # an element is 4 times cheaper than the threshold for threads assumes
+PARALLEL_THRESHOLD_FACTOR = 4  # an element is 4 times cheaper than the threshold assumes
 
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def bias_gelu_forward_cpu(x, bias):
         return bias_gelu_forward_reference(x, bias)
     rows, y = _rows(x, len(bias)), np.empty_like(x, order="C")
     out = y.reshape(rows.shape)
-    over_batch(lambda some: gelu_rows(rows[some], bias, out[some]), len(rows), x.size // WORTH)
+    over_batch(lambda some: gelu_rows(rows[some], bias, out[some]), len(rows), x.size // PARALLEL_THRESHOLD_FACTOR)
     return y
 
 
@@ -99,7 +99,7 @@ def bias_gelu_backward_cpu(dy, x, bias, dbias):
         gelu_gradient_rows(g[some], rows[some], bias, out[some], total)
         return total
 
-    dbias += sum(over_batch(part, len(rows), x.size // WORTH)).astype(dbias.dtype)
+    dbias += sum(over_batch(part, len(rows), x.size // PARALLEL_THRESHOLD_FACTOR)).astype(dbias.dtype)
     return dx
 
 

@@ -33,7 +33,7 @@ from ..operation import operation
 from ..problem import Problem, half, single
 
 LOWEST = 80  # of -a, for which e^-a is still a float32
-WORTH = 6  # an element is 6 times cheaper than the threshold for threads assumes
+PARALLEL_THRESHOLD_FACTOR = 6  # an element is 6 times cheaper than the threshold assumes
 ONE = np.float32(1)
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -80,7 +80,8 @@ def swiglu_gradient_rows(dy, x, dx):
 
 def _over_rows(function, *arrays):
     rows = [array.reshape(-1, array.shape[-1]) for array in arrays]
-    over_batch(lambda some: function(*(r[some] for r in rows)), len(rows[0]), sum(a.size for a in arrays) // WORTH)
+    work = sum(a.size for a in arrays) // PARALLEL_THRESHOLD_FACTOR
+    over_batch(lambda some: function(*(r[some] for r in rows)), len(rows[0]), work)
     return arrays[-1]
 
 

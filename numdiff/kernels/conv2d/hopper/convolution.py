@@ -136,7 +136,7 @@ def load_tap(address, map_weight, full, first, tap, taps, block):
 
 @cuda.jit(device=True, forceinline=True)
 def load_weight(ring, map_weight, boxes, shape, tiling):
-    """One thread asks TMA for the weight, TAPS_PER_STAGE taps of a column at a time; once, if it is resident."""
+    """One thread loads the weight by TMA, TAPS_PER_STAGE taps of a column at a time; once, if it is resident."""
     tma_prefetch(map_weight)
     stage, parity = producer_start()
     size = shape.size

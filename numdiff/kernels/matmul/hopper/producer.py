@@ -12,7 +12,7 @@ TWO MATRICES AS ONE
     box or a tile of the epilogue is 64 columns wide, so if the first array has a multiple of 64 columns, each box is in
     one of the two arrays and uses its tensor map. In x·Wᵀ the Pair is A, along k; in dy·W the result; in dyᵀ·x, B.
 PAIRS
-    Two blocks of a cluster work on two tiles of one column, one below the other: with the same tile of B. Each asks for
+    Two blocks of a cluster work on two tiles of one column, one below the other: with the same tile of B. Each loads
     half of it, and TMA multicasts what it reads to both; so a step brings (128 + BN / 2) · 128 bytes from the L2 cache
     to a multiprocessor instead of (128 + BN) · 128. The price: both blocks' consumers must have read a stage before
     either producer may fill it again, so a consumer arrives at `empty` of both blocks, and a producer ends only when

@@ -8,7 +8,7 @@ Where these products do not run, SwiGLU is a pass between two others: ../../tran
 FORWARD
     h needs columns j of both halves, H apart. A block's tile takes half of its columns from each: its tile of the
     weight is two boxes, rows j … of the first half, then rows H + j … of the second. The accumulators of u1[i, j] and
-    u2[i, j] are then in one thread, 32 · (blocks of u1) apart, and no thread asks another. Each pair of blocks of
+    u2[i, j] are then in one thread, 32 · (blocks of u1) apart, and no threads exchange data. Each pair of blocks of
     64 columns gives three tiles, u1, u2 and h, which take turns in the two buffers of shared memory.
 BACKWARD
     A block of dh becomes two of du, from two of u: as for GELU' an idle warp brings them while the product is made, and

@@ -4,7 +4,7 @@ WHAT IS NEW
     TMA: one thread requests a box of a matrix, and the tensor memory accelerator copies it to shared memory, swizzled.
         No thread computes an address, and no register holds data in flight. The tensor map, made by the host, says
         where the matrix is and how large a box is.
-    mbarrier: what threads wait for. It counts arrivals and bytes: the thread that asks arrives and says how many bytes
+    mbarrier: what threads wait for. It counts arrivals and bytes: the requesting thread arrives and says how many bytes
         to expect (expect_tx); TMA counts them as they come. A phase ends when all have arrived and all bytes have come;
         then the next begins. Phases have parity 0, 1, 0, 1 …, and a thread waits for the phase of a parity to end.
     Double buffer: while step k is multiplied, the tiles of step k + 1 are in flight to the other half of shared
@@ -56,7 +56,7 @@ def matmul_level_kernel_v2(map_a, map_b, c, N, K):
     m, n, t = cuda.blockIdx.y * BM, cuda.blockIdx.x * BN, cuda.threadIdx.x
     base, full, steps = smem_u32(tiles), smem_u32(barriers), K // BK
     if t == 0:
-        mbarrier_init(full, 1)  # one arrival a phase: of the thread that asks
+        mbarrier_init(full, 1)  # one arrival a phase: of the requesting thread
         mbarrier_init(full + 8, 1)
         fence_barrier_init()
         fetch(0, base, full, map_a, map_b, m, n)

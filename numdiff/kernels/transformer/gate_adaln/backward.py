@@ -352,7 +352,7 @@ def adaln_backward_v2(dy, z, dz, h, scales, gate, mean, rstd, dx, dhs, sums, cut
     row = b * cuda.gridDim.x + cuda.blockIdx.x
     if EIGHT:
         keep_largest(dhs[2], int32(row), most, lane)
-    place = int32(warp * C + c)  # the factors and the tokens give way to the warps' sums
+    place = int32(warp * C + c)  # the warps' sums replace the factors and the tokens
     if SHIFTED:
         write_sums(sums[0], row * places.shift_row + places.shift, floats, place, totals, 0, c, C, warps)
     at = row * places.scale_row + places.scale

@@ -23,7 +23,7 @@ from ....dtypes import in_single
 from ...dot import dot, total
 from .reference import gate_adaln_backward_reference, gate_adaln_forward_reference
 
-WORTH = 4  # an element is 4 times cheaper than the threshold for threads assumes
+PARALLEL_THRESHOLD_FACTOR = 4  # an element is 4 times cheaper than the threshold assumes
 ONE = np.float32(1)
 
 
@@ -121,7 +121,7 @@ def gate_adaln_forward_cpu(x, h, gate, shift, scale, eps=1e-6, weight=None, norm
             modulate_tokens(x[b], h[b], gate[b], factor[b], shift[b], np.float32(eps), centred, z[b], y[b], mean[b],
                             rstd[b])
 
-    over_batch(images, B, x.size // WORTH)
+    over_batch(images, B, x.size // PARALLEL_THRESHOLD_FACTOR)
     return z, y, mean.reshape(-1) if centred else None, rstd.reshape(-1)
 
 
@@ -142,7 +142,7 @@ def gate_adaln_backward_cpu(dz, dy, z, h, gate, shift, scale, mean, rstd, weight
         for b in range(some.start, some.stop):
             differentiate_tokens(*(array[b] for array in (*tokens, *vectors, *results)))
 
-    over_batch(images, B, z.size // WORTH)
+    over_batch(images, B, z.size // PARALLEL_THRESHOLD_FACTOR)
     if dweight is not None:
         dweight += ((1 + scale) * dscale).sum(0)  # without the weight as yet
     if weight is not None:

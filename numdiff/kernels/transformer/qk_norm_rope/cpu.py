@@ -27,7 +27,7 @@ from ....device import on_host, over_batch
 from ...dot import dot
 from .reference import qk_norm_rope_backward_reference, qk_norm_rope_forward_reference
 
-WORTH = 3  # an element is 3 times cheaper than the threshold for threads assumes
+PARALLEL_THRESHOLD_FACTOR = 3  # an element is 3 times cheaper than the threshold assumes
 ONE = np.float32(1)
 
 
@@ -132,7 +132,7 @@ def qk_norm_rope_forward_cpu(qkv, y, heads, weights, rotation, eps):
         for b in range(some.start, some.stop):
             turn_tokens(qkv[b], y[b], *given)
 
-    over_batch(images, len(qkv), qkv.size // WORTH)
+    over_batch(images, len(qkv), qkv.size // PARALLEL_THRESHOLD_FACTOR)
 
 
 def qk_norm_rope_backward_cpu(dy, kept, dqkv, heads, weights, rotation, eps):
@@ -149,5 +149,5 @@ def qk_norm_rope_backward_cpu(dy, kept, dqkv, heads, weights, rotation, eps):
         for b in range(some.start, some.stop):
             turn_tokens_back(dy[b], kept[b], dqkv[b], weight, cos, sin, eps, sums[b])
 
-    over_batch(images, len(dy), dy.size // WORTH)
+    over_batch(images, len(dy), dy.size // PARALLEL_THRESHOLD_FACTOR)
     return sums.reshape(-1, 2, heads, HS).sum((0, 2))
