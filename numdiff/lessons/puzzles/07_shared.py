@@ -2,7 +2,8 @@
 
 The threads of a block have fast memory in common: `cuda.shared.array(size, dtype)`. A thread that reads what another
 thread wrote there must wait for it. `cuda.syncthreads()` is a barrier: no thread of the block passes it before all
-have reached it. Here each block reverses its 64 elements: store yours, wait, read another thread's.
+have reached it. Here each block reverses its 64 elements: store yours, wait, read another thread's. `cuda.grid(1)` is
+short for the index of puzzle 6.
 
 NumPy: out = a.reshape(-1, 64)[:, ::-1].reshape(-1)
 """

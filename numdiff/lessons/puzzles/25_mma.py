@@ -1,8 +1,9 @@
 """Puzzle 25, mma.sync: a warp multiplies on the tensor cores.
 
 One instruction, executed by a whole warp, multiplies a matrix of 16 x 16 float16 by one of 16 x 8, with sums in
-float32. Each matrix, a fragment, is spread over the registers of the 32 lanes, two float16 in a word. With row = lane
-// 4 and pair = lane % 4 * 2 a lane has
+float32. Each matrix, a fragment, is spread over the registers of the 32 lanes, two float16 in a word.
+
+With row = lane // 4 and pair = lane % 4 * 2 a lane has
 
     of a    four words, at (row, pair), (row + 8, pair), (row, pair + 8), (row + 8, pair + 8)
     of b    two words, at (row, pair) and (row, pair + 8): b is stored with k as its last index
