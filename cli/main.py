@@ -78,7 +78,7 @@ def handle(handlers):
 
 @contextlib.contextmanager
 def ended_in_order():
-    """Context of a subcommand in a process of its own: Ctrl-C, SIGTERM and SIGHUP raise `KeyboardInterrupt` and
+    """Context of a subcommand in a separate process: Ctrl-C, SIGTERM and SIGHUP raise `KeyboardInterrupt` and
     `Terminated`. One of the latter that arrives again at once, as of a closing terminal, does not. Outside of it all
     end the process at once, as Python would be interrupted at its own end, and say so in many lines.
     """
@@ -117,7 +117,7 @@ class Commands(Group):
     context = contextlib.nullcontext  # of a subcommand
 
     def __call__(self, *args, **kwargs):
-        """Run as a process of its own; `main` runs a command within one."""
+        """Run as a separate process; `main` runs a command within one."""
         if launched() is None:  # ranks are left to their launcher
             handle({signal.SIGINT: signal.SIG_DFL})
             self.context = ended_in_order

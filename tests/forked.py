@@ -1,4 +1,4 @@
-"""Processes that begin with numdiff imported, which takes a process of its own more than a second: forks of one server.
+"""Processes that begin with numdiff imported, which takes a separate process more than a second: forks of one server.
 
 `forked(…)` is a command like `[sys.executable, …]`, with `-c CODE` or `-m MODULE`. What it starts, mpiexec for one, has
 a client of 20 ms: it hands its arguments, environment, folder and open files to the server, whose fork runs in its
@@ -23,7 +23,7 @@ _server = []  # once there is one: its socket, its process, the socket's folder
 
 def forked(*arguments):
     """The command of a fork, which runs these arguments of Python's; starts the server if there is none yet. Elsewhere
-    than on Linux, where a fork may not be safe, a process of its own."""
+    than on Linux, where a fork may not be safe, a separate process."""
     if sys.platform != "linux":
         return [sys.executable, *map(str, arguments)]
     return [sys.executable, "-IS", __file__, "client", address(), *map(str, arguments)]

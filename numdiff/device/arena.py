@@ -195,7 +195,7 @@ class AliasedArena(Arena):
 
 
 class Lane(Arena):
-    """An arena for a stream of its own: over blocks of another arena, which has them back once this one is closed. What
+    """An arena for a separate stream: over blocks of another arena, which has them back once this one is closed. What
     is freed here is given to later work of the same stream alone."""
 
     def __init__(self, outer):

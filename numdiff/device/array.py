@@ -141,7 +141,7 @@ def upload(array, like=None):
 
 
 def lasting(backend):
-    """Context: what is allocated in it may be kept for good. A step that is recorded has an arena of its own, and its
+    """Context: what is allocated in it may be kept for good. A step that is recorded has a separate arena, and its
     replays write to all that was free there, whatever has been put there since; this comes from the first arena."""
     return backend.within(backend.arenas[0]) if hasattr(backend, "arenas") else contextlib.nullcontext()
 

@@ -1,4 +1,4 @@
-"""Compiles kernels in parallel, in processes of their own, before they are needed one after another.
+"""Compiles kernels in parallel, in separate processes, before they are needed one after another.
 
     compilation = CompileAhead(keys, cache)       begins; keys as a `Planned` device has noted them
     …                                             something else meanwhile
@@ -129,7 +129,7 @@ class CompileAhead:
             process.wait()
             remove_unfinished(self._folder, process.pid)
 
-    # In a thread of its own for each process
+    # In a separate thread for each process
 
     def _drive(self):
         process = None

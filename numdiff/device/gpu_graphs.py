@@ -31,7 +31,7 @@ class Graphs:
     def capture(self, function):
         """Record what `function()` launches as a CUDA graph, running nothing; returns a function that replays it.
 
-        `function` must launch the same kernels over the same addresses each time, allocate within an arena of its own,
+        `function` must launch the same kernels over the same addresses each time, allocate within a separate arena,
         and neither read back nor wait. Where it calls `between(action)` the graph is cut in two, and a replay calls
         `action()` there. (CUDA programming guide, "CUDA Graphs", stream capture.)
         """

@@ -163,7 +163,7 @@ class _Others:
 
 
 def with_others(kernel, other, name):
-    """A copy of the `@cuda.jit` kernel, with a name of its own, in which other(value) stands for a value that it names,
+    """A copy of the `@cuda.jit` kernel, with a separate name, in which other(value) stands for a value that it names,
     down the calls, where it is not None."""
     function = kernel.py_func
     return cuda.jit(_copy(function, _Others(other).replaced(function), name), **_options(kernel))

@@ -16,7 +16,7 @@ THREE RULES FOR ACCUMULATORS, which are a `cuda.local.array(n // 2, float32)`
     sm_90a` shows these advisories without a GPU.
 
 NO BRANCH IN A GROUP, about which ptxas is silent: where an `if` or a loop that is not unrolled stands between the
-    wgmmas of one commit, each piece of straight code ends a group of its own, and the commit becomes an empty one (in
+    wgmmas of one commit, each piece of straight code ends a separate group, and the commit becomes an empty one (in
     SASS `HGMMA.64x8x16.F16 RZ`). `wgmma_wait_1` then waits for all that was started, and nothing overlaps.
 
 The functions that make an intrinsic give the same one for the same arguments. Keep it at the top of a module: a kernel

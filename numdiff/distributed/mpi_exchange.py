@@ -40,7 +40,7 @@ class MpiExchange(NoExchange):
     name = "mpi"
 
     def __init__(self, communicator, parameters, partition=None):
-        self.comm, self._back = communicator.comm.Dup(), communicator.comm.Dup()  # two, each with an order of its own
+        self.comm, self._back = communicator.comm.Dup(), communicator.comm.Dup()  # two, each with a separate order
         self.MPI = communicator.MPI
         self.rank, self.size = communicator.rank, communicator.size
         self.backend = parameters.grad.backend if is_device(parameters.grad) else None

@@ -103,7 +103,7 @@ class Integers:
                     part.target, ast.Name) and self._is_range(part.iter):
                 self.bindings[part.target.id].append(part)
                 understood.add(id(part.target))
-            elif kind in (ast.FunctionDef, ast.Lambda) and part is not node:  # a scope of its own
+            elif kind in (ast.FunctionDef, ast.Lambda) and part is not node:  # a separate scope
                 for name in {n.id for n in ast.walk(part) if isinstance(n, ast.Name)} | self._all_parameters(part):
                     self.bindings.setdefault(name, []).append(UNKNOWN)
         for part in stored:

@@ -91,7 +91,7 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         self.thread = self.block = self.scheduler = None
         self.stores = 0
         self.token = None  # of the current block: see schedule.Block
-        self.lone = False  # whether each block is a cluster of its own
+        self.lone = False  # whether each block is a separate cluster
         self.kernel, self.entry = "", None  # the kernel's name, its code
         self.negative_sites, self.spin_sites = set(), SITES.spins
         self.access = Access(self)

@@ -35,7 +35,7 @@ class MemorySpaces:
         """The block's shared array made at this place of the code (one for all its threads, however often).
 
         In a device function there is one for each list of the types that it is called with, as Numba compiles it for
-        each; a literal is a type of its own.
+        each; a literal is a separate type.
 
         It has the same address in all blocks of a cluster, whichever makes it first.
         """
@@ -69,7 +69,7 @@ class MemorySpaces:
             made = checked_array(self, memory, offset, shape, dtype, name=name)
         else:
             data = memory.bytes[offset:offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize]
-            if memory is block.static:  # an array of its own, found again by its address
+            if memory is block.static:  # a separate array, found again by its address
                 data = np.full(-(-size // 16) * 16, 0xFF, np.uint8)
                 block.state.setdefault("static", []).append((STATIC_BASE + offset, data))
                 data = data[:size]

@@ -5,7 +5,7 @@
     tracer.save("trace.svg")                                      # a picture; .png also; .json for chrome://tracing
 
 LOGICAL TIME
-    Threads run one after another here, so the wall clock says nothing. Each thread has a clock of its own instead: a
+    Threads run one after another here, so the wall clock says nothing. Each thread has a separate clock instead: a
     load, a store and an arithmetic operation take one tick; a thread that waits continues at the time of what it waited
     for (Lamport 1978, "Time, Clocks, and the Ordering of Events in a Distributed System"). A warp's time is that of its
     last lane. Blocks begin at 0. An asynchronous copy arrives as late as the rules allow: where a wait covers it, or

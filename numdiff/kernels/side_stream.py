@@ -193,7 +193,7 @@ def wait_if_full():
 
 
 def at_once(backend, tasks):
-    """Call functions that launch what does not need one another, each for a stream of its own; what is launched
+    """Call functions that launch what does not need one another, each for a separate stream; what is launched
     afterwards waits for all. What they allocate must be gone when they return."""
     several, outer = forks(backend), getattr(backend, "arena", None)
     names, lanes = [f"task {k}" for k in range(1, len(tasks))], []

@@ -7,7 +7,7 @@ CEILINGS
     A launcher chooses the fastest version that takes its operands. Within `at_most({"matmul": "tiled"})` it chooses
     none above that, so that a whole training step can climb the ladder a technique at a time (benchmark/ladder.py).
     A call that names its version gets it. Two entries have a rung 0, the same mathematics without the operation: of
-    "flash_attention" attention/unfused.py, of "epilogue" an activation in a pass of its own, after the norm or the
+    "flash_attention" attention/unfused.py, of "epilogue" an activation in a separate pass, after the norm or the
     layer before it.
 
 SOURCE

@@ -74,7 +74,7 @@ class Conv2d(Module):
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, zero: bool = False,
                  statistics: bool = False) -> None:
         start = constant(0) if zero else uniform(inputs * kernel * kernel)
-        # few channels have kernels of their own, which add, and so little to zero that one launch for all is faster
+        # few channels have separate kernels, which add, and so little to zero that one launch for all is faster
         self.weight = Parameter((outputs, kernel, kernel, inputs), start, written=min(inputs, outputs) > NARROW)
         self.bias = Parameter((outputs,), start)
         self.stride, self.statistics = stride, statistics

@@ -43,7 +43,7 @@ PIECES = 64  # of a small model, at least, so that its parts are of nearly the s
 class Partition:
     """The parts of a model's `FlatParameters`, one a rank, or one part that all of them update.
 
-    communicator: of the ranks (its rank, size and gather_parts); sharded: whether each has a part of its own
+    communicator: of the ranks (its rank, size and gather_parts); sharded: whether each has a separate part
     atoms: [(start, stop)] that no part may divide; both multiples of 64
     Attributes bounds: rank r has the elements bounds[r] … bounds[r + 1] - 1; first, stop: those of this rank; partials:
     (P,) the pieces' sums of squares, float32, or float64 without a device; piece_bounds: of them, as bounds; exchange:

@@ -125,7 +125,7 @@ H100 = next(card for card in CARDS if card.device_name == "NVIDIA H100 80GB HBM3
 
 @exhaustive
 def test_kernels_are_planned_without_running():
-    """…those of every candidate of every shape, each once, and all of them can be found by a process of its own."""
+    """…those of every candidate of every shape, each once, and all of them can be found by a separate process."""
     options = small_unet(image_size=32, channel_mult=(1, 2, 4))
     options.precision = "fp16"
     with tuning.ignored():

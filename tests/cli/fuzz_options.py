@@ -141,7 +141,7 @@ def fault_of(arguments):
 
 @contextlib.contextmanager
 def prepared():
-    """Within the context: a folder of its own with the files, no measurements, bounded memory."""
+    """Within the context: a separate folder with the files, no measurements, bounded memory."""
     old, limits = os.getcwd(), resource.getrlimit(resource.RLIMIT_AS)
     with tempfile.TemporaryDirectory() as folder, nothing_is_measured():
         prepare(folder)

@@ -297,7 +297,7 @@ def run_case(kind, number, folder):
 
 
 def run_apart(kind, numbers):
-    """[(number, how it failed)] of cases in processes of their own, many a process."""
+    """[(number, how it failed)] of cases in separate processes, many a process."""
     failed, numbers = [], list(numbers)
     while numbers:
         done = _run_some(kind, numbers, failed)

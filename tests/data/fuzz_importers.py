@@ -441,7 +441,7 @@ def _write(folder, name, data):
     return path
 
 
-# One case, in a process of its own ------------------------------------------------------------------------------------
+# One case, in a separate process --------------------------------------------------------------------------------------
 
 def read(what, path, options, folder):
     """Read a file as a command would; what comes of it is looked at as far as a command would."""

@@ -14,7 +14,7 @@ def test_mutated_files():
 
 @pytest.mark.parametrize("first, count, wanted", [(2, 1, (0, 16)), *exhaustively((0, len(BOMBS), (1, 60)))])
 def test_bombs(first, count, wanted):
-    """Each but a long labels file is refused, within seconds and some megabytes; measured in a process of its own."""
+    """Each but a long labels file is refused, within seconds and some megabytes; measured in a separate process."""
     faults, cases, done, refused = fuzz(first=first - len(BOMBS), count=count)
     assert not faults, faults
     assert cases == count and done == wanted[0] and refused >= wanted[1]

@@ -58,7 +58,7 @@ def test_full_disk(source, out, monkeypatch):
 @pytest.mark.parametrize("limit", [0, 100, 1000, 10000, 100000])
 @needs("posix")
 def test_no_room_for_the_file(tmp_path, out, limit):
-    """With a real failure of the system's own writes, in a process of its own: HDF5 must not crash it at its end."""
+    """With a real failure of the system's own writes, in a separate process: HDF5 must not crash it at its end."""
     np.save(tmp_path / "a.npy", np.random.default_rng(0).integers(0, 256, (200, 32, 32, 3), dtype=np.uint8))
     code = ("import resource, sys\n"
             "from numdiff.data.importers import import_dataset\n"

@@ -73,7 +73,7 @@ def test_in_the_emulator(count, negative):
 
 
 def test_to_the_compilers_each_is_a_kernel_of_its_own():
-    """…with a name of its own in every key, and the machine code of a text in which the values are written out."""
+    """…with a separate name in every key, and the machine code of a text in which the values are written out."""
     assert {k.py_func.__name__ for k in KERNELS.values()} == {"add_up_2_False", "add_up_3_False", "add_up_2_True",
                                                                "add_up_3_True"}
     device = get_ptx_device()

@@ -104,5 +104,5 @@ def test_a_gpu_is_given_the_elements_one_by_one():
         gpu._take(given, signature, flat)
         taken[name] = tuple(signature)
         assert [getattr(value, "value", value) for value in flat] == [16, 32, 4, 2.0]
-    assert len(set(taken.values())) == 3  # kernels of their own
+    assert len(set(taken.values())) == 3  # separate kernels
     assert list(leaves((Two(x, y), Shape(4, 2.0)))) == [x, y, 4, 2.0]

@@ -870,7 +870,7 @@ def test_peers_add_up_the_same_bits(count, monkeypatch):
 
 
 def shared_by(communicator, gradient, array):
-    """(parameters, partition) of 1000 elements, of which each rank has a part of its own size."""
+    """(parameters, partition) of 1000 elements, in parts of different sizes for the ranks."""
     bounds = [0, *(100 * rank + 64 for rank in range(1, communicator.size)), 1000]
     pieces = [0, *(2 * rank + 1 for rank in range(1, communicator.size)), 20]
     parameters = types.SimpleNamespace(grad=gradient, data=array(1000), half=None)

@@ -101,7 +101,7 @@ def inputs(gpu, rng, B, T, heads, HS, dtype):
 
 
 def compile_way(way, shape):
-    """In a process of its own: run once, so that the kernels are found in the cache on disk."""
+    """In a separate process: run once, so that the kernels are found in the cache on disk."""
     gpu, way, heads = get_gpu(), WAYS[way], shape[2]
     qkv, dy = inputs(gpu, np.random.default_rng(0), *shape, way.dtype)
     result = way.backward(dy, qkv, way.forward(qkv, heads), heads)

@@ -94,7 +94,7 @@ def kernel_of(case, version, multiprocessors):
 
 
 def compile_kernel(version, key, paired):
-    """In a process of its own: launch a kernel once on small matrices, so that it is found in the cache on disk."""
+    """In a separate process: launch a kernel once on small matrices, so that it is found in the cache on disk."""
     choice.PAIRS, choice.pairs_fit = paired, lambda *_: paired
     gpu = get_gpu()
     a, b = (upload(np.ones((64, 64), np.float16), gpu) for _ in "ab")

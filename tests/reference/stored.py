@@ -53,7 +53,7 @@ SHAPES = {  # full-size models of which only names and shapes are stored
 
 
 def uniform(name, count, seed):
-    """`count` float32 in [-1/2, 1/2), a stream of its own for every (name, seed)."""
+    """`count` float32 in [-1/2, 1/2), a separate stream for every (name, seed)."""
     words = np.random.PCG64([zlib.crc32(name.encode()), seed]).random_raw(count)
     return ((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0 ** -24) - np.float32(0.5)).astype(np.float32)
 

@@ -2,7 +2,7 @@
 
 A TILE
     has a row of HS numbers for each token. The first 64 of them (32 for HS 32) are a row of 128 (64) bytes in shared
-    memory, with a swizzle of the same width; the last 8 of HS 72, its ninth chunk, are in a part of their own after all
+    memory, with a swizzle of the same width; the last 8 of HS 72, its ninth chunk, are in a separate part after all
     rows, 16 bytes a token, without a swizzle. TMA sees qkv as (B, T, channels): tokens beyond an image's last one
     arrive as zeros, and are not written.
 EITHER WAY ROUND

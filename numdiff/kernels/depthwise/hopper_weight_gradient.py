@@ -20,7 +20,7 @@ BANKS
     strips read 8 bytes each. So the strips begin 2 or 4 pixels apart, modulo 8: rows of x are 38 pixels long with
     strips of 7 rows, 39 with strips of 4, those of dy 34 or 33. Two lanes still share a bank, as in hopper.py.
 DETERMINISM
-    a block adds up its tiles in their order; the blocks' sums are in an array of their own, which reduce.py adds up.
+    a block adds up its tiles in their order; the blocks' sums are in a separate array, which reduce.py adds up.
     With another number of multiprocessors the blocks have other tiles.
 SOURCE
     as hopper.py and mma.py.

@@ -11,7 +11,7 @@ SHAPES
     x, y, dx, dy (B, H, W, C) and weight (kernel, kernel, C) float32, float16 or bfloat16; kernel odd, stride 1;
     dweight, bias, dbias (C,), channel (B, C), dchannel float32
 DETERMINISM
-    every sum has a fixed order; where blocks share the weight's gradient, their parts are in an array of their own,
+    every sum has a fixed order; where blocks share the weight's gradient, their parts are in a separate array,
     which reduce.py adds up.
 COST
     2·pixels·C·kernel² FLOPs for each of the three passes, 2 numbers of memory an output. With 7 × 7 taps in float32

@@ -12,7 +12,7 @@ LAUNCH
     float32): 256 threads (128); 39 KB of shared memory for 7 × 7 taps. dweight: blocks of `kernel` warps, each with a
     slice and a chunk of tiles of 8 × 16 pixels; 29 KB.
 DETERMINISM
-    the chunks' parts of dweight are in an array of their own, which reduce.py adds up.
+    the chunks' parts of dweight are in a separate array, which reduce.py adds up.
 COST
     as in reference.py: memory in float32, arithmetic in float16.
 SOURCE

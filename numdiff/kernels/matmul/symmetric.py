@@ -74,7 +74,7 @@ def matmul_symmetric(a, b, transpose_a=False, transpose_b=False, alpha=1.0, diag
     a (batch, N, K), or (batch, K, N) with transpose_a; b (batch, K, N), or (batch, N, K) with transpose_b; residual
     (batch, N, N), symmetric. That A·B is, is not checked: X·Xᵀ, or A·B of symmetric matrices that commute. On Hopper
     only one half is computed, in float16 or bfloat16 where 128 divides N and 64 divides K; elsewhere all of it, and the
-    diagonal by a pass of its own.
+    diagonal by a separate pass.
     """
     (N, K), batch = (a.shape[:0:-1] if transpose_a else a.shape[1:]), a.shape[0]
     if _symmetric_in_one(a, b, residual, N, K):

@@ -3,7 +3,7 @@
     Sᵀ = k·qᵀ, dPᵀ = v·dyᵀ         `multiply_along`: both sides from shared memory, summed over the head size
     dv += Pᵀ·dy, dk += dSᵀ·q       `add_queries`: the left side from registers, summed over queries
     dq = dS·k                      `multiply_keys`, `multiply_ninth`: both sides read across, summed over all keys
-Of HS 72 the last eight columns are a part of their own, the ninth (../hopper_tiles.py), with products of their own.
+Of HS 72 the last eight columns are a separate part, the ninth (../hopper_tiles.py), with products of their own.
 A place is an address in units of 16 bytes (layout.py).
 
 SOURCE

@@ -22,7 +22,7 @@ VERSIONS
     The kernels are the same; their arguments say which.
 WHO DOES WHAT  (384 threads: three warpgroups)
     warp 0 loads boxes of pixels         one stage for each block of channels (v6), or column of taps (v5)
-    warp 3 loads the weight              one stage a tap, or a column of three (kernels of their own: a third of the
+    warp 3 loads the weight              one stage a tap, or a column of three (separate kernels: a third of the
                                          waits); where all of it fits, once for all tiles (`resident`)
     warps 1, 2 overlap the products      each stores a consumer's results, makes their statistics, and brings the next
                                          residual, to the place of the next results, and what is added to each channel

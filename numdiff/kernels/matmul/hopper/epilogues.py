@@ -118,7 +118,7 @@ def prefetch_gates(gates, groups, gated, place, work):
 def epilogue_gate(block, turn, acc, gates, place, staging, work):
     """residual + gate · (accumulator + bias), in the tile that holds the residual; the next turn.
 
-    The sum in brackets is rounded first, as it is where a kernel of its own gates it and adds: the same bits.
+    The sum in brackets is rounded first, as it is where a separate kernel gates it and adds: the same bits.
     """
     first_row, first_column, thread_row, lane = place
     tiles = staging.tiles

@@ -1,4 +1,4 @@
-"""GELU and its derivative at the end of Hopper's products, so that neither is a pass of its own.
+"""GELU and its derivative at the end of Hopper's products, so that neither is a separate pass.
 
     GELU            u = accumulator + bias and GELU(u), two tiles at once
     GELU'           accumulator · GELU'(u), in the tile of shared memory into which `exchange` has loaded u, and from

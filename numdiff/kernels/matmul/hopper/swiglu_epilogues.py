@@ -1,4 +1,4 @@
-"""SwiGLU and its backward at the end of Hopper's products, so that neither is a pass of its own.
+"""SwiGLU and its backward at the end of Hopper's products, so that neither is a separate pass.
 
     forward     u = x·w12ᵀ + b12, of 2 · H columns;  h = silu(u1) · u2,  u1 = u[:, :H], u2 = u[:, H:]
     backward    dh = dy·w3, of H columns;            du1 = dh · u2 · silu'(u1),  du2 = dh · silu(u1)

@@ -9,7 +9,7 @@ LAYOUT
     q and k of a token are a row of n = 2 · heads · HS numbers. The loops go over all of it, as one over a head would
     end before it has paid for its beginning; what belongs to a head, or to the token, comes from rows that repeat it.
     rotate_half(z) · sin is the row with each two neighbours exchanged, times sines that have their signs. What both
-    passes do is written out in both: a function of its own, which must take its arrays for overlapping, takes twice as
+    passes do is written out in both: a separate function, which must take its arrays for overlapping, takes twice as
     long.
 DETERMINISM
     a head's sums are taken by ../../dot.py; those over tokens in their order, image by image. The cores share the
