@@ -1,10 +1,10 @@
 """Puzzle 10, convolution: a tile with its halo.
 
-out[i] needs five inputs, a[i] to a[i + 4], and blocks of 64 threads share theirs. The last threads of a block need
-four elements of the next block: the halo. The tile has 64 + 4 elements, so four of the threads load a second element.
-Past the end of `a` the tile holds zeros.
+out[i] is the sum of w[k] * a[i + k] for k from 0 to 4. It needs five inputs, and blocks of 64 threads share theirs.
+The last threads of a block need four elements of the next block: the halo. The tile has 64 + 4 elements, so four of
+the threads load a second element. Past the end of `a` the tile holds zeros.
 
-NumPy: out[i] = sum(w[k] * a[i + k] for k in range(5)), with zeros past the end of a
+NumPy: out = np.convolve(a, w[::-1])[4:]
 """
 import numpy as np
 from numba import cuda
