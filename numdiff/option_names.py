@@ -1,6 +1,6 @@
 """Errors of `Sampling`, `load` and the like in the words of the command line.
 
-They call arguments as one writes them in Python, cfg_scale; who typed a command knows them as options, --cfg-scale.
+They call arguments as one writes them in Python, cfg_scale; a user of the commands knows them as options, --cfg-scale.
 """
 import contextlib
 import re

@@ -51,7 +51,7 @@ class ProgressBar(tqdm):
     """tqdm's bar with numdiff's line. The loss of the terminal does not end the work.
 
     note: words before the speed; seconds: of a unit, where the caller knows better than the time between updates
-    lines: the `Lines` that stand for the bar; who calls `to` prints lines of its own
+    lines: the `Lines` that stand for the bar; a caller of `to` prints separate lines
     """
 
     note, seconds, lines, _widest = "", None, None, 0

@@ -1,5 +1,5 @@
 """Every setting of a training run, each in one place: its name, type, default, help, unit, range, whether a resumed run
-may change it, and who reads it.
+may change it, and its readers.
 
 The classes below are the table: a class is a heading of help, an annotation the type (`| None`: may be left open). From
 it follow the options of the command line (cli/settings.py), `TrainOptions` and options.json and what is refused there
@@ -7,8 +7,8 @@ it follow the options of the command line (cli/settings.py), `TrainOptions` and 
 the model and the `Diffusion` that a run builds (`arguments`). What one kind of model alone has stands in its record, in
 training/kinds/, in the same form.
 
-Who reads a setting takes it as an argument of the same name and default, SAME, or as an `Argument` says; a plain value
-is another default: Python defaults are minimal, command-line defaults give a good run.
+A reader of a setting takes it as an argument of the same name and default, SAME, or as an `Argument` says; a plain
+value is another default: Python defaults are minimal, command-line defaults give a good run.
 
     python -m numdiff.settings      writes numdiff/arguments.pyi: declarations for editors and type checkers
 """

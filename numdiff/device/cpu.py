@@ -160,7 +160,7 @@ def shares(count, parts):
 
 @contextlib.contextmanager
 def one_after_another():
-    """Context: this thread's `side_by_side` computes each item when it is requested, for those who time what runs."""
+    """Context: this thread's `side_by_side` computes each item when it is requested, for timing."""
     _orders.append(None)
     try:
         yield

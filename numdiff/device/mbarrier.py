@@ -194,7 +194,7 @@ def _bar_sync(machine, number, threads):
 
 @intrinsic
 def bar_arrive(typingctx, number, threads):
-    """Come to one of the block's barriers without waiting; `threads` counts those who wait and those who do not."""
+    """Come to one of the block's barriers without waiting; `threads` counts the waiting and the arriving threads."""
     return void(u32, u32), statement("bar.arrive $0, $1;", ordered=True, collective=True)
 
 

@@ -1,6 +1,6 @@
 """The ranks of a job: several processes that train one model, each on its part of every batch.
 
-    launcher.py        who started this process, alone or as one of several
+    launcher.py        the launcher of this process, alone or as one of several
     communicator.py    what the ranks tell each other: options, batches, failures; sums on the host
     failures.py        what is said of an error that ends a job, and the code that a process then ends with
     buckets.py         the gradient split into buckets that are completed one after another during the backward pass

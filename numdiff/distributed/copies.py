@@ -120,7 +120,8 @@ class Copies(overlap.Overlap):
 
     def _add(self, group, blocks):
         """Copy the other ranks' gradients of a group, once they are complete, and tell the others that this rank's are.
-        A group is waited for by those who add up some of it, the last by all: then the other ranks' mail is there, too.
+        Each rank that reduces a part of a group waits for it, and all wait for the last: then the other ranks' mail is
+        there, too.
         """
         waiting = range(self.ranks) if self.left == len(self.current) - 1 else group.runs
         self._signal(self.left, [rank for rank in waiting if rank != self.rank])

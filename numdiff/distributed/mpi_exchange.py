@@ -34,7 +34,7 @@ class MpiExchange(NoExchange):
 
     Two ranks that both need the sum let MPI's Iallreduce make it. Otherwise a bucket's owners get the other ranks'
     numbers (Ialltoallv) and add them up in rank order, which MPI does not promise. Where ranks have parts of the
-    update, the owner is who has the part; else each rank owns a slice of every bucket, and sends the sums to all.
+    update, the owner is the rank with the part; else each rank owns a slice of every bucket, and sends the sums to all.
     """
 
     name = "mpi"

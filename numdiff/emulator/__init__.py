@@ -11,8 +11,8 @@ kernels check` does this for the project's own kernels.
 
 Read values.py (Numba's numbers), arithmetic.py and functions.py (what is done with them), memory.py (what is known
 about every byte), arrays.py (how a kernel sees it), access.py and races.py (what is checked), threads.py (threads and
-blocks), schedule.py (who runs when), loops.py (who waits in a loop), launch.py (a launch), arguments.py and
-memory_spaces.py (its arrays) and reports.py (its faults). rewrite.py, linking.py and namespace.py turn a kernel's
+blocks), schedule.py (the order of threads), loops.py (threads that wait in loops), launch.py (a launch), arguments.py
+and memory_spaces.py (its arrays) and reports.py (its faults). rewrite.py, linking.py and namespace.py turn a kernel's
 source into a function that calls them.
 """
 from .counts import Recorder, count

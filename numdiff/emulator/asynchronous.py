@@ -18,7 +18,7 @@ from bisect import bisect_left
 
 from .memory import GLOBAL, SHARED
 
-STEP = 2  # bytes: the grain at which races.py remembers who wrote and who read
+STEP = 2  # bytes: the grain at which races.py records writers and readers
 _OWN_KINDS = ("wgmma", "cp.async")  # instructions whose faults have a kind of their own; all others are "asynchronous"
 
 
@@ -146,7 +146,7 @@ class Asynchronous:
         done = getattr(pending, "done", None)
         if done is None:
             return False
-        block = done.block or done.next and done.next.block or pending.thread.block  # of those who know its end
+        block = done.block or done.next and done.next.block or pending.thread.block  # of the threads that know its end
         if block is not thread.block:
             seen = thread.block.state.get("acquired", {}).get(block)
             return thread.block.fenced or pending.thread.block.fenced or seen is not None and done.known_after(seen)
@@ -179,7 +179,7 @@ class Asynchronous:
                 where = self.machine.access.say(memory, max(start, found.start) if found is pending else start)
                 self._report(found, pending.writes, f"the {what} {'writes' if writes else 'reads'} {where}", site)
             elif writes and pieces is None and found is pending and start <= found.start and found.stop <= stop:
-                memory.busy.remove(pending)  # who comes after this operation comes after that one too
+                memory.busy.remove(pending)  # threads ordered after this operation are ordered after that one, too
             else:
                 after.append(found)
         if writes and memory.reads:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a kernel, and who was there. block, thread: (x, y, z) or None."""
+    """A line of a kernel, and the thread there. block, thread: (x, y, z) or None."""
 
     function: str
     file: str

@@ -40,7 +40,7 @@ class Barrier:
         self.count = self.missing = count
         self.tx = self.number = 0
         self.name = (machine.checked and machine.element_name(memory, offset)) or "an mbarrier"
-        self.seen, self.clocks = {}, []  # what those who arrived in this phase have seen: id -> list; (thread, clock)
+        self.seen, self.clocks = {}, []  # views of the threads that arrived in this phase: id -> list; (thread, clock)
         self.released, self.joined = None, {}  # what comes before the end of the last phase; joins with it
         self.others, self.acquired = {}, {}  # … of other blocks: block -> clocks, in this phase and in the last
         self.current, self.last = Completion(), None
@@ -112,7 +112,7 @@ class Barrier:
         self.end_if_complete(copy.site, None)
 
     def end_if_complete(self, site, thread):
-        """End the phase if all of it has come: begin the next one, wake those who waited. thread: the last to
+        """End the phase if all of it has come: begin the next one, wake the waiting threads. thread: the last to
         arrive."""
         if self.missing or self.tx:
             return
@@ -329,7 +329,7 @@ def try_wait(machine, address, parity):
 # Named barriers -------------------------------------------------------------------------------------------------------
 
 class Named:
-    """One of the block's numbered barriers: who waits, and who has arrived without waiting."""
+    """One of the block's numbered barriers: its waiting threads, and those that arrived without waiting."""
 
     def __init__(self, number):
         self.number, self.count, self.waiting, self.passing, self.site = number, 0, [], [], None
@@ -370,7 +370,7 @@ def named(machine, number, count, waits):
 
 
 def _release(machine, barrier):
-    """All have come: those who wait have seen what any of them did."""
+    """All have arrived: the waiting threads have seen all earlier work of each of them."""
     waiting, passing, barrier.waiting, barrier.passing = barrier.waiting, barrier.passing, [], []
     threads = [t for t, *_ in waiting]
     if machine.checked and threads:

@@ -1,4 +1,4 @@
-"""A GPU's memories over NumPy bytes, and what is known about every byte: written or not, by whom, read by whom.
+"""A GPU's memories over NumPy bytes, and the state of every byte: whether it was written, its writer, its readers.
 
 `Memory` is a range of bytes: a global array, a block's static or dynamic shared memory, a thread's local array. A
 kernel sees it through an array (arrays.py), and each access looks up and updates what is known (access.py, races.py).

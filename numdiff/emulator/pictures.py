@@ -108,7 +108,8 @@ def fragment(layout, size, name="r", title="", lane=None):
 
 
 def ldmatrix(count=4, transposed=False, lane=5):
-    """`ldmatrix` of 1, 2 or 4 matrices of 8 × 8 float16: which lane's address each row is, and who gets which element.
+    """`ldmatrix` of 1, 2 or 4 matrices of 8 × 8 float16: which lane's address each row is, and the lane of each
+    element.
 
     The matrices are drawn in their layout in shared memory, each row 16 bytes at the address that one lane gives.
     """

@@ -13,7 +13,7 @@ from .memory import GLOBAL, MANY_READS
 
 
 class Races:
-    """The part of an `Access` that remembers who wrote and who read, and reports two that nothing orders."""
+    """The part of an `Access` that records writers and readers, and reports two accesses without an order."""
 
     # order ------------------------------------------------------------------------------------------------------------
 

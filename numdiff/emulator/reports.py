@@ -13,7 +13,7 @@ class Reports:
 
     def site_here(self):
         """The site of the innermost kernel line that is running."""
-        frame = sys._getframe(2)  # who calls this is no kernel
+        frame = sys._getframe(2)  # the caller of this is no kernel
         while frame is not None:
             names = frame.f_globals
             if "__emulated__" in names:

@@ -600,7 +600,7 @@ class Rewritten(NamedTuple):
 def rewrite(function, sites, checked, given=None):
     """A kernel or device function with its operations made explicit: `Rewritten`.
 
-    given: magnitudes of its arguments (integers.py); None: all operations are made explicit, for who counts them
+    given: magnitudes of its arguments (integers.py); None: all operations are made explicit, for counting
     Without source (a function made by exec) the code object is the function's own: accesses of checked arrays are then
     still checked, but mixed arithmetic follows NumPy's rules, and loops that wait are not noticed.
     """

@@ -35,7 +35,7 @@ class Thread:
         self.tid, self.index, self.block = tid, index, block
         self.warp, self.lane = tid // WARP, tid % WARP
         self.clock, self.seen = 1, None
-        self.stamp = (self, 1)  # who and when: one object for all accesses between two barriers
+        self.stamp = (self, 1)  # thread and time: one object for all accesses between two barriers
         self.greenlet = self.wait = self.result = None
         self.done, self.turns = False, 0
         self.fenced = 0  # clock at its last fence for the asynchronous proxy

@@ -39,7 +39,7 @@ def order(event):
 
 
 def _rank(event):
-    """The order of events at one time: arrivals, issues and signals, phases, then those who continue after them."""
+    """The order of events at one time: arrivals, issues and signals, phases, then threads that continue after them."""
     return 0 if event.row in (TMA, TENSOR) else 2 if event.row == PHASES else 3 if event.kind in WAITS else 1
 
 

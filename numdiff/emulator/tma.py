@@ -273,7 +273,7 @@ class ThreadStores:
                                 self.thread)
 
     def block_ends(self):
-        """All that is still in flight arrives; who wrote which bytes of global memory goes to its shadow."""
+        """All that is still in flight arrives; the writers of global memory are recorded in its shadow."""
         for group in [*self.groups, self.open]:
             for store in group:
                 self._write(store)

@@ -15,7 +15,7 @@ VERSIONS
 LAUNCH
     ceil(threads / 256) blocks of 256.
 DETERMINISM
-    each output has one owner, who adds in the order of the batch. The usual scatter with atomics does not.
+    each output has one owner thread, which adds in the order of the batch. The usual scatter with atomics does not.
 COST
     bytes: 4 B dim; class forward 8 B C; backward 8 B C to 12 B C. All far too small to meet any roof.
 SOURCE

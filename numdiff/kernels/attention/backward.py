@@ -1,12 +1,12 @@
 """Flash attention backward, rung 2: one kernel for dq, dk and dv, five products instead of seven.
 
 WHAT IS NEW, AND WHY IT PAYS
-    Rung 1 computes P and dP twice, once for those who sum over keys and once for those who sum over queries. Here one
-    block does both: it takes a tile of 64 keys through all queries, keeps the tile's dk and dv in registers, and adds
-    the tile's share of dq to dq in memory. To do that without atomics, one block has a head's keys all to itself, or a
-    fixed part of them, a tile after the other: then the same thread always adds to an element of dq.
-    Where B · heads blocks are too few to fill a GPU, the keys of a head are cut into chunks, each with its own dq, and
-    a second kernel adds the chunks' dq in order (as ../matmul/split_k.py does). There are at most 16 of them, so memory
+    Rung 1 computes P and dP twice, once for the threads that sum over keys and once for those that sum over queries.
+    Here one block does both: it takes a tile of 64 keys through all queries, keeps the tile's dk and dv in registers,
+    and adds the tile's share of dq to dq in memory. To do that without atomics, one block has a head's keys all to
+    itself, or a fixed part of them, a tile after the other: then the same thread always adds to an element of dq. Where
+    B · heads blocks are too few to fill a GPU, the keys of a head are cut into chunks, each with its own dq, and a
+    second kernel adds the chunks' dq in order (as ../matmul/split_k.py does). There are at most 16 of them, so memory
     stays linear in T.
 THE ROUND of a block, for 64 keys and 64 queries, a warp 16 queries
     S = q·kᵀ, P = 2^(S·log₂e/√HS − L·log₂e) and dP = dy·vᵀ, dS = P (dP − D): 4 × 8 each in a thread's registers

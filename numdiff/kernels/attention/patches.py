@@ -10,7 +10,7 @@ THE WARP
     32 threads as 4 × 8, (y, x). Along rows a thread owns 4y … 4y+3. Along a head's columns it owns 4x … 4x+3, then
     32+4x … 32+4x+3 where HS is 64 or 72, and 64+x where HS is 72. Which keys it owns, `dots` leaves free to choose: x,
     x+8, x+16 and x+24, so that eight threads read eight neighbouring rows.
-WHICH LANE IS WHO
+LANES
     x is lane / 2 % 8, y is lane % 2 + 2 · (lane / 16). Shared memory serves 16-byte loads to half a warp at a time, and
     in one cycle if the half reads at most 128 bytes in different banks and each two neighbours (lanes 2i, 2i+1, or
     lanes apart by 2) want the same 16. With this order both kinds of load do: along x eight different addresses for two

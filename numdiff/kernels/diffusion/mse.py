@@ -31,7 +31,7 @@ from ..problem import Problem, single
 
 # References -----------------------------------------------------------------------------------------------------------
 
-@np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite is noticed by who reads it
+@np.errstate(over="ignore", invalid="ignore")  # the reader of the loss notices that it is not finite
 def mse_forward_reference(prediction, target):
     difference = prediction[..., :target.shape[-1]] - target
     difference *= difference

@@ -78,7 +78,7 @@ def vlb_terms_reference(prediction, target, x_0, t, k, low, width):
     w, lowest = per_sample(width, t, nd), per_sample(low, t, nd)
     u = (prediction[..., C:] + 1) * 0.5 * w
     d = per_sample(k, t, nd) * error
-    with np.errstate(over="ignore"):  # a loss that is not finite is noticed by who reads it
+    with np.errstate(over="ignore"):  # the reader of the loss notices that it is not finite
         scaled = d * d * np.exp(-lowest - u)
         term, slope = 0.5 * (u + np.expm1(-u) + scaled), 0.5 * (-np.expm1(-u) - scaled)
     first = np.flatnonzero(t == 0)

@@ -104,8 +104,8 @@ class ModelKind:
         return {**usual, **self.help}[command]
 
     def foreign(self, reader="convert"):
-        """The `Weights` of this kind: how other programs' files of it are read and written; reader: who reads, whose
-        options its errors name."""
+        """The `Weights` of this kind: how other programs' files of it are read and written; reader: the command that
+        reads, whose options its errors name."""
         return imported(self.weights)(self, reader)
 
     # Options of a run -------------------------------------------------------------------------------------------------

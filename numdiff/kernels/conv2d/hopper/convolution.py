@@ -20,7 +20,7 @@ VERSIONS
         cross from L2, where v5 moves them 3.4 times and a box for each tap 9 times. A tap's matrix may begin at any row
         of 128 bytes, because TMA and wgmma both swizzle by the bits of the address.
     The kernels are the same; their arguments say which.
-WHO DOES WHAT  (384 threads: three warpgroups)
+ROLES  (384 threads: three warpgroups)
     warp 0 loads boxes of pixels         one stage for each block of channels (v6), or column of taps (v5)
     warp 3 loads the weight              one stage a tap, or a column of three (separate kernels: a third of the
                                          waits); where all of it fits, once for all tiles (`resident`)

@@ -1,6 +1,6 @@
 """The end of a Hopper convolution's tile: results out, residuals in, and statistics for the GroupNorm that follows.
 
-WHO
+ROLES
     A consumer, 128 threads, adds bias, channel and residual to its accumulators, and writes them as float16 to its
     output buffer: `stage_results`. One warp for each consumer does the rest, so that nothing delays the products:
     `exchange`. It loads the addends of each channel, and the residual, into the place of the results; when these

@@ -9,7 +9,7 @@ SHAPES
 VERSIONS
     v5 hopper-columns, v6 hopper: x comes in a box for each column of taps, or in one with its whole halo (boxes.py).
     All nine taps of a 3 × 3 kernel read the same boxes: dy crosses from L2 once for nine products, x 1.27 times.
-WHO DOES WHAT  (512 threads: four warpgroups)
+ROLES  (512 threads: four warpgroups)
     warp 0 loads boxes of dy and x              one stage for each group of 128 or 256 pixels
     warps 1, 2 sum 32 of dy's columns each      while the boxes are there anyway, for dbias
     warpgroups 1, 2, 3 multiply three taps each: three times 64 × 64 sums, 96 registers of a thread

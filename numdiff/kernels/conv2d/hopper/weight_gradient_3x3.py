@@ -22,7 +22,7 @@ WHAT IS NEW, AND WHY IT PAYS
     first pixels are in flight.
     A chunk's products are one stretch of code without a branch, so a kernel is made for each number of pixels: see
     `multiply_chunk`.
-WHO DOES WHAT  (512 threads: four warpgroups)
+ROLES  (512 threads: four warpgroups)
     warp 0 loads boxes of dy and x              one stage for each chunk of 64, 128 or 256 pixels
     warps 1, 2 sum 32 of dy's columns each      while the boxes are there anyway, for dbias, and image by image for
                                                 dchannel: products with ones

@@ -1,6 +1,6 @@
 """Matmul in float16 on Hopper's tensor cores, v6: wgmma, fed by TMA. Read ../levels/ first, then these in this order.
 
-    kernel.py              what is new, and why it pays; who does what; the kernel and its variants; what was measured
+    kernel.py              what is new, and why it pays; the roles of warps; the kernel and its variants; figures
     layout.py              its constants and arguments; where tiles are, in shared memory and in C
     work.py                which tiles a block takes, and the slices of a long sum
     producer.py            TMA's requests: transposes, two matrices as one, pairs of blocks, batches
@@ -16,7 +16,7 @@
     fp8_epilogues.py       GELU and its derivative as E4M3, for the next product
     row_sums.py            the sums of A's rows, concurrently with the products
     group_schedule.py      the tiles of several products with the same K, shared among all blocks
-    parts.py               tiles that are cut: who comes last adds up the parts
+    parts.py               split tiles: the last-arriving block reduces the partials
     launcher.py            tensor maps, the variant that fits, and the second pass of a split sum
 
 READ NEXT

@@ -1,4 +1,4 @@
-"""A grouped GEMM: several products with the same K in one launch of Hopper's matmul; who multiplies which tile, and
+"""A grouped GEMM: several products with the same K in one launch of Hopper's matmul; the blocks of each tile, and
 over which steps.
 
     C_p (M_p, N_p) = A_p · B_p over K, for up to four products p: the gradients of a transformer block's four weights,

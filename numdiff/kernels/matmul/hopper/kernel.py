@@ -21,7 +21,7 @@ A BLOCK'S TILE is 128 × BN, one half of the rows for each consumer, which holds
     BN is 256, 192, 128 or 64. A step of 64 along K brings (128 + BN) · 128 bytes for 128 · BN · 64 multiply-adds: the
     wider the tile, the fewer bytes from the L2 cache, which is what limits this kernel; the narrower, the better a
     small product fills the GPU. ../choice.py chooses.
-WHO DOES WHAT  (384 threads: three warpgroups)
+ROLES  (384 threads: three warpgroups)
     thread 0 loads tiles of A and B          `produce`: every transpose, pairs of blocks, batches
     warps 1, 2 overlap the products          `sum_rows`, of A: a bias's gradient; or `exchange`, by a thread of each:
                                              tiles that an epilogue needs, such as u for GELU', and its results

@@ -27,7 +27,7 @@ STACKS
 SOURCE
     PTX ISA, section 9.7.9.27 (cp.async.bulk.tensor, also with .multicast::cluster).
 READ NEXT
-    consumer.py, who reads what has arrived.
+    consumer.py, which reads what has arrived.
 """
 from ....device import cuda, int32, uint32
 from ....device.cluster import cluster_rank
