@@ -2,6 +2,7 @@
 
 The emulator runs the same problems in test_check.py. A new operation or version needs no line here.
 """
+import contextlib
 import functools
 
 import numpy as np
@@ -60,6 +61,8 @@ def test_the_version_of_a_call():
     assert record.backward is softmax.softmax_backward.operation
     with pytest.raises(TypeError, match="missing a required argument: 'b'"):
         elementwise.add_forward(x)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        softmax.softmax_forward(x, 1.0, None, 2)  # a version, which is given by keyword
 
 
 def test_numpy_arrays():
@@ -81,6 +84,32 @@ def test_arrays_within_an_argument():
     given = problem.bound(made)
     assert given.keys() == {"parts", "x", "count", "mean"} and given["parts"][1] is None and given["count"] == 3
     assert isinstance(given["x"], concat.Pair) and given["x"].b is made["x.1"] and given["parts"][0] is made["parts.0"]
+
+
+def test_a_call_in_place_of_the_operation():
+    """…of a problem, such as one whose arguments are views of an array. Its context holds for what runs."""
+    seen = []
+
+    @contextlib.contextmanager
+    def within():
+        seen.append("before")
+        yield
+        seen.append("after")
+
+    @operation(reference=lambda x: [2 * x], problems=[
+        Problem("views", x=single(4), count=3, within=within, call=lambda x, count: made_up_forward(x[:count])),
+        Problem("run", x=single(4), within=within, run=lambda arrays, version: (seen.append("run"),))])
+    def made_up_forward(x):
+        return [2 * x]
+
+    try:
+        views, run = cases_of(made_up_forward.operation)
+        result, = views.run(Arrays({"x": np.arange(4)}), None)
+        assert (result == [0, 2, 4]).all() and seen == ["before", "after"]
+        run.run(Arrays({"x": np.arange(4)}), None)
+        assert seen[2:] == ["before", "run", "after"]
+    finally:
+        del OPERATIONS["made_up"]
 
 
 def test_what_no_version_takes():
