@@ -26,7 +26,7 @@ def kernel(a, out):  # a block of 64 threads for each row of at least 64 element
 
 # For the judge --------------------------------------------------------------------------------------------------------
 
-HINTS = ("The first pass starts with largest = a[row, t] and goes on with every 64th column.",
+HINTS = ("The first pass starts with largest = a[row, t] and continues with every 64th column.",
          "After the first tree: largest = values[0], then a barrier, then the second pass.",
          "Each thread writes the same columns that it has read.")
 LIMITS = {"requests": (32, "Three passes that read and one that writes (within the third) are enough.")}

@@ -1,8 +1,9 @@
 """Puzzle 19, tiled matmul: shared memory for both operands.
 
 In puzzle 17 each element of a is read by every thread of its row. Here a block loads a tile of a and a tile of b, 8 x
-8 elements each, multiplies them, and goes on with the next tiles along k. Each element is then loaded once for eight
-threads. Elements outside of the matrices count as 0. The barriers: one after the loads, one before the next loads.
+8 elements each, multiplies them, and continues with the next tiles along k. Each element is then loaded once for
+eight threads. Elements outside of the matrices count as 0. The barriers: one after the loads, one before the next
+loads.
 
 NumPy: out = a @ b
 """

@@ -1,8 +1,8 @@
 """Puzzle 27, cp.async: copy the next tile while you use this one.
 
-`cp_async_16(address, a, i)` starts a copy of 16 bytes from element i of a to a shared address, and the thread goes on
-at once. `cp_async_commit()` closes a group of copies. `cp_async_wait(n)` waits until at most n of the thread's groups
-are under way; then a barrier says that the copies of the other threads have arrived, too.
+`cp_async_16(address, a, i)` starts a copy of 16 bytes from element i of a to a shared address, and the thread
+continues at once. `cp_async_commit()` closes a group of copies. `cp_async_wait(n)` waits until at most n of the
+thread's groups are under way; then a barrier says that the copies of the other threads have arrived, too.
 
 With two tiles, the stages, step s + 1 is copied to one while step s is read from the other. Each thread copies 4
 elements of a tile of 128 and adds up elements t, t + 32, t + 64 and t + 96 of it.
