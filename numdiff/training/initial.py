@@ -60,7 +60,7 @@ def read_start(path, weights="ema", options=None, diffusion=None) -> ModelFile:
     """What a file of weights holds, its tensors checked for names, shapes and finite numbers.
 
     options: of the model that is wanted, by the names of its constructor, and diffusion: path and rescale_timesteps of
-        the run; they stand in for what the file does not tell, such as the number of heads
+        the run; they stand in for what the file does not store, such as the number of heads
     """
     try:
         stat = pathlib.Path(path).stat()
