@@ -34,8 +34,6 @@ NAMES = {
     **dict.fromkeys(("im2col", "im2win"), WIDE),
     **dict.fromkeys(("linear", "matmul", "matmul_row_sums", "matmul_strided"), MATMUL),
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
-    "matmul_level": {"one-tile": 1, "double-buffered": 2, "warp-specialised": 3, "persistent": 4,
-                     "tma-store": 5},
     "conv2d_level": {"shifted-boxes": 1, "halo": 2},
     "flash_attention": {"naive": 1, "register-tiled": 2, "mma": 3, "tf32-bf16": 4, "hopper": 5},
     "sla": {"naive": 1, "mma": 2, "product": 3}, "sla_backward": {"naive": 1, "mma": 2},

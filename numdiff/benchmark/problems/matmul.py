@@ -3,7 +3,6 @@ import numpy as np
 
 from ...float8 import bits_of
 from ...kernels import matmul, quantise
-from ...kernels.matmul import levels
 from .problem import D, N, T, half, integers, single
 
 
@@ -13,7 +12,6 @@ def add_problems(add, rng):
     large = {"a": half(8192, 8192), "b": half(8192, 8192)}
     add(matmul.matmul_forward, versions=(5,), precision="tf32", a=single(8192, 8192),
         b=single(8192, 8192))
-    add(levels.matmul_level_forward, **large)
     add(matmul.matmul_forward, versions=(5, 6), transpose_b=True, **large)
 
     bits = integers(np.tile(bits_of(rng.standard_normal((256, 8192), np.float32)), (32, 1)), np.uint8)

@@ -24,8 +24,9 @@ SOURCE
 """
 import numpy as np
 
-from ....device import empty, is_device
-from ...versions import versions_by_name
+from ....device import empty
+from ...operation import Version, operation
+from ...problem import Problem, half
 from ..reference import matmul_forward_cost
 from .double_buffer import launch_double_buffer
 from .one_tile import launch_one_tile
@@ -33,30 +34,50 @@ from .persistent import launch_persistent
 from .producer_consumer import launch_producer_consumer
 from .tma_store import launch_tma_store
 
-LEVELS = {1: launch_one_tile, 2: launch_double_buffer, 3: launch_producer_consumer, 4: launch_persistent,
-          5: launch_tma_store}
 TILE = 128, 256, 64  # what M, N and K must be multiples of
 
 
-@versions_by_name
-def matmul_level_forward(a, b, version=None):
-    """A·Bᵀ as a new array (M, N): a (M, K), b (N, K), all float16. version: the level; None: the last."""
-    (M, K), N = a.shape, len(b)
-    if tuple(b.shape) != (N, K) or a.dtype != b.dtype:
-        raise ValueError(f"a {a.shape} of {a.dtype} needs b (N, {K}) of the same type, not {b.shape} of {b.dtype}")
-    if not is_device(a):
-        return (a.astype(np.float32) @ b.astype(np.float32).T).astype(a.dtype) if a.dtype == np.float16 else a @ b.T
-    if a.dtype != np.float16 or any(n % tile for n, tile in zip((M, N, K), TILE, strict=True)):
-        raise ValueError(f"the levels take float16 and multiples of {TILE}, not {a.dtype} and {(M, N, K)}; use "
-                         "matmul_forward")
-    if version not in (None, *LEVELS):
-        raise ValueError(f"there is no level {version}: use one of {', '.join(map(str, LEVELS))}")
-    c = empty((M, N), np.float16, like=a)
-    LEVELS[version or max(LEVELS)](a, b, c)
-    return c
+def matmul_level_forward_reference(a, b):
+    return (a.astype(np.float32) @ b.astype(np.float32).T).astype(a.dtype) if a.dtype == np.float16 else a @ b.T
 
 
 def matmul_level_forward_cost(M, N, K):
     """(bytes, FLOPs), in float16."""
     moved, flops = matmul_forward_cost(1, M, N, K)
     return moved // 2, flops
+
+
+def _check(a, b):
+    if tuple(b.shape) != (len(b), a.shape[1]) or a.dtype != b.dtype:
+        raise ValueError(f"a {a.shape} of {a.dtype} needs b (N, {a.shape[1]}) of the same type, not {b.shape} of "
+                         f"{b.dtype}")
+
+
+def _lacks_whole_tiles(a, b):
+    """None if the levels take these operands, else what they lack."""
+    extents = len(a), len(b), a.shape[1]
+    if any(n % tile for n, tile in zip(extents, TILE, strict=True)):
+        return f"takes multiples of {TILE} as M, N and K, not {extents}"
+    return None
+
+
+def _level(name, launcher):
+    return Version(name, requires="9.0a", dtypes=("float16",), fits=_lacks_whole_tiles, launcher=launcher)
+
+
+@operation(reference=matmul_level_forward_reference, cost=matmul_level_forward_cost, check=_check,
+           versions=[_level("one-tile", launch_one_tile), _level("double-buffered", launch_double_buffer),
+                     _level("warp-specialised", launch_producer_consumer), _level("persistent", launch_persistent),
+                     _level("tma-store", launch_tma_store)],
+           # one step; more steps than stages; two blocks with two tiles each, in groups of rows
+           problems=[Problem("128 × 256 × 64", a=half(128, 64), b=half(256, 64), fast=False),
+                     Problem("128 × 256 × 384", a=half(128, 384), b=half(256, 384),
+                             versions=("double-buffered", "warp-specialised", "persistent", "tma-store")),
+                     Problem("256 × 512 × 128", a=half(256, 128), b=half(512, 128),
+                             versions=("persistent", "tma-store")),
+                     Problem(a=half(8192, 8192), b=half(8192, 8192), measured=True)])
+def matmul_level_forward(a, b, version=None):
+    """A·Bᵀ as a new array (M, N): a (M, K), b (N, K), all float16. version: the level; None: the last."""
+    c = empty((len(a), len(b)), np.float16, like=a)
+    version.launcher(a, b, c)
+    return c
