@@ -2,11 +2,11 @@
 
 `python -m tests.emulator.operators` prints where the two differ; test_operators.py is the test.
 """
+import argparse
 import linecache
 import math
 import random
 import struct
-import sys
 from fractions import Fraction
 
 import numpy as np
@@ -293,4 +293,8 @@ def main(seeds=(0,), chosen=None):
 
 
 if __name__ == "__main__":
-    main(chosen=sys.argv[1:])
+    parser = argparse.ArgumentParser(description="Compare the emulator's operators with numba.njit.")
+    parser.add_argument("types", nargs="*", help="only pairs of these types")
+    parser.add_argument("--seeds", type=int, default=1)
+    given = parser.parse_args()
+    main(range(given.seeds), given.types)
