@@ -25,7 +25,7 @@ PATHS = [*ROOT.glob("*.md"), ROOT / "data" / "README.md", *sorted((ROOT / "numdi
          *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PATHS}
 README = PAGES["README.md"]
-LOGS = "CHANGELOG.md", "docs/log/kernels.md", "docs/log/presets.md"  # say what was, too
+LOGS = "CHANGELOG.md", "docs/log/changelog-0.1.0.md", "docs/log/kernels.md", "docs/log/presets.md"  # say what was, too
 TOY = "leaky_relu"  # what CONTRIBUTING.md adds
 OTHERS = {"--help", "--durations", "--exhaustive", "--bind-to"}  # options of every command, pytest's and mpiexec's
 

@@ -147,7 +147,7 @@ def test_wrong_files(tmp_path, images):
     with pytest.raises(NumdiffError, match="not an HDF5 file: run `numdiff data import '.*/a b' OUT.h5`"):
         D.open_dataset(tmp_path / "a b")
     (tmp_path / "1.png").write_text("a picture by its name")
-    with pytest.raises(UsageError, match="1.png' is a single image: run `numdiff data import [^ ]*[^g] OUT.h5` on the"):
+    with pytest.raises(UsageError, match="1.png' is a single image: run `numdiff data import [^ ]*[^g] OUT.h5` on its"):
         D.open_dataset(tmp_path / "1.png")
     (tmp_path / "empty.h5").write_bytes(b"")
     with pytest.raises(NumdiffError, match="not an HDF5 file"):
