@@ -25,7 +25,7 @@ from collections import deque
 
 import numpy as np
 
-from .arrays import CheckedArray, IntegerArray
+from .arrays import CheckedArray, IntegerArray, contiguous_strides
 from .asynchronous import Pieces
 from .faults import LaunchRefused
 from .memory import GLOBAL, Memory
@@ -143,7 +143,9 @@ def tensor_map(array, box, swizzle=128, dims=None, strides=None):
     dims, strides: innermost first, where they are not the array's: elements, and bytes of dimensions 1 …
     """
     if hasattr(array, "emulated_memory"):
-        memory, offset, shape, dtype = array.emulated_memory()
+        memory, offset, shape, dtype, *steps = array.emulated_memory()
+        if steps and tuple(steps[0]) != contiguous_strides(shape, dtype.itemsize):
+            raise LaunchRefused("a tensor map needs a contiguous array.")
     elif array.__class__ is CheckedArray:
         memory, offset, shape, dtype = array.memory, array.offset, array.shape, array.dtype
     else:

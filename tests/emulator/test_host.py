@@ -14,6 +14,7 @@ from numba.cuda import to_device
 
 from numdiff import emulator
 from numdiff.emulator import EmulatedArray, KernelFault
+from numdiff.emulator.tensor_map import tensor_map
 from tests.conftest import exhaustive
 
 
@@ -266,3 +267,11 @@ def test_numba_cuda_mlir(tmp_path):
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env={
         **os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])})
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_a_tensor_map_of_a_device_array(gpu):
+    """The descriptor of an array that the host has sent; a view with gaps is refused."""
+    x = cuda.to_device(np.zeros((8, 64), np.float16))
+    assert tensor_map(x, (64, 8)).shape == (128,)
+    with pytest.raises(emulator.LaunchRefused, match="needs a contiguous array"):
+        tensor_map(x[:, :32], (32, 8))
