@@ -12,6 +12,9 @@ import shlex
 
 import click
 
+from numdiff_cli.main import main
+
+GET_COMMAND = type(main).get_command  # as it is before tests replace it
 COMMAND = re.compile(r"`(numdiff [^`]+)`|with: (numdiff .+)$", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w/.-])(--[a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?![\w/-])(?:[ =]([\w.+*'-]+))?")
 OTHERS = {"--help", "--often", "--width"}  # click's, and of settings that tests make up
@@ -69,7 +72,6 @@ def faults(text):
 
 def parse(command):
     """Parse a `numdiff …`; a click.UsageError for a command, an option or a value that there is not."""
-    from numdiff_cli.main import main
     words, found = shlex.split(command)[1:], main
     context = click.Context(main)
     while isinstance(found, click.Group) and words:
@@ -81,7 +83,6 @@ def parse(command):
 @functools.cache
 def options():
     """{name: [click's parameters of this name]} of all commands."""
-    from numdiff_cli.main import main
     found = {}
 
     def look(command):
@@ -91,7 +92,8 @@ def options():
         if isinstance(command, click.Group):
             context = click.Context(command)
             for name in command.list_commands(context):
-                look(command.get_command(context, name))
+                look(GET_COMMAND(command, context, name) if isinstance(command, type(main)) else
+                     command.get_command(context, name))
 
     look(main)
     return found
