@@ -18,7 +18,7 @@ from numdiff.kernels import elementwise
 from numdiff.kernels.check.run import run_once
 from numdiff_cli.main import main
 from tests import kept
-from tests.conftest import exhaustively, where
+from tests.conftest import exhaustive, exhaustively, where
 from tests.kernels.covered import is_covered
 
 
@@ -165,6 +165,7 @@ def test_every_kernel_passes(case, version, order):
         kept.remember(bits_of(outcome.results), *texts)
 
 
+@exhaustive
 def test_no_kernel_is_left_out():
     """…and of those that come from the same lines with other constants, one has a case that does not repeat others."""
     sources, first, launched = set(), set(), set()
