@@ -167,8 +167,9 @@ class Data:
         "installed with numdiff]", unit="FILE.h5", resume=True)
     classes: tuple[str, ...] | None = setting(None,
         "Names of the classes to train on, separated by commas, or `all`.  [default: all]", unit="NAME,…")
-    image_size: int = setting(64, "Side of the images; must divide that of the dataset's images.", unit="PX", low=1,
-        high=4096, model=SAME)
+    image_size: int = setting(64, "Side of the images; must divide that of the dataset's images.  [default: "
+        "with --data on a GPU, that of its images, at most 256; else the preset's]", unit="PX", low=1, high=4096,
+        model=SAME)
     channels: int | None = setting(None, "Channels of the images.  [default: those of the dataset]", unit="N", low=1,
         high=4096)
     flip: bool = setting(False, "Mirror each image with probability one half.", trainer=True)

@@ -57,6 +57,26 @@ def open_dataset(path: str | os.PathLike | None = None, image_size: int | None =
     return Dataset(default_path() if path is None else path, image_size, classes)
 
 
+def fitting_size(path: str | os.PathLike, largest: int) -> int | None:
+    """Side of the images to train on, in pixels, where none is given: the largest that `largest` and the file allow.
+
+    Pixels can be averaged over squares, so it divides the stored side; a model halves it, so it is a multiple of 8.
+    Float images, as latents are, have one size. None: the file has no such size, or opening it will say what is wrong.
+    """
+    try:
+        file = _open_file(os.fspath(path))
+        try:
+            images = _check_images(os.fspath(path), file)
+            (height, width), pixels = images.shape[1:3], images.dtype == np.uint8
+        finally:
+            file.close()
+    except (NumdiffError, Refused):
+        return None
+    if height != width or not pixels:
+        return height if height == width else None
+    return next((size for size in range(min(largest, height), 7, -1) if height % size == 0 and size % 8 == 0), None)
+
+
 class Dataset:
     """Images of one HDF5 file: `shape` (N, H, W, C), `dtype` uint8 (pixels) or float32 (as they are), `labels` int32
     (N,) or None, `classes` a list of names."""

@@ -21,6 +21,7 @@ from ..settings import COMMON, check_value, flag, say
 from . import kinds
 from .precision import FLOAT8_ON, ON_TENSOR_CORES, SCALES_LOSS, automatic, gpu_capability
 
+MAX_SIZE = 256  # pixels a side that a run takes from its dataset where --image-size is not given
 OPTIONS_BYTES = 1 << 20  # of an options.json
 OF_RUNS = "options.json", "stats.jsonl"  # files that distinguish a run folder from a folder of pictures
 # What a preset says of its path: one choice, of which nothing is taken where the user's settings ask for another path.
@@ -137,6 +138,8 @@ def resolve(given, capability=None):
     preset = given.get("preset") or kind.default_preset["cuda" if device == "cuda" else "cpu"]
     _check_preset(kind, preset)
     emoji = {} if given.get("data") else dict(kind.emoji.get(preset, {}))
+    if given.get("data") and "image_size" not in given:
+        given = {**given, **_size_of_data(given["data"], device, kind.presets[preset]["image_size"])}
     if "num_classes" in given:  # a number of classes is wanted, not the preset's few
         emoji.pop("classes", None)
     options = TrainOptions(**{**_of_preset(kind, preset, given), **emoji, **given, "model": model, "preset": preset,
@@ -179,6 +182,16 @@ def resolve(given, capability=None):
     if start is not None:
         initial.check_settings(start, options, asked)
     return options
+
+
+def _size_of_data(path, device, usual):
+    """{"image_size": …} for the images of a dataset file; {} where the preset's `usual` size stays.
+
+    A GPU trains on what is stored, up to MAX_SIZE pixels a side; a CPU on no more than its preset's pixels.
+    """
+    from ..data.dataset import fitting_size  # here, as it loads NumPy
+    size = None if os.path.isdir(path) else fitting_size(path, MAX_SIZE if device == "cuda" else usual)
+    return {"image_size": size} if size else {}
 
 
 def _of_preset(kind, preset, given):

@@ -2,6 +2,8 @@
 import json
 from types import SimpleNamespace
 
+import h5py
+import numpy as np
 import pytest
 
 import numdiff.device
@@ -129,7 +131,37 @@ def test_what_follows_from_another_setting():
     assert resolve_cpu(steps=20).warmup_steps <= 2
     assert resolve_cpu(diffusion_steps=10).sample_steps == 10
     assert resolve_cpu(image_size=64, channel_mult=(1, 2, 2, 2)).attention_resolutions == (8,)
-    assert resolve_cpu(image_size=128).attention_resolutions == ()
+
+
+@pytest.mark.parametrize("given, levels, attention, batch, steps", [
+    ({}, (1, 2, 3, 4), (16, 8), 32, 8000),
+    ({"image_size": 32}, (1, 2, 3, 4), (16, 8), 32, 8000),
+    ({"image_size": 96}, (1, 2, 3, 4), (24, 12), 32, 8000),
+    ({"image_size": 128}, (1, 1, 2, 3, 4), (16, 8), 16, 16000),
+    ({"image_size": 192}, (1, 1, 2, 3, 4), (24, 12), 16, 16000),
+    ({"image_size": 256}, (1, 1, 1, 2, 3, 4), (16, 8), 8, 32000),
+    ({"image_size": 128, "steps": 50}, (1, 1, 2, 3, 4), (16, 8), 16, 50),
+    ({"image_size": 128, "batch": 24}, (1, 1, 2, 3, 4), (16, 8), 24, 8000),
+    ({"image_size": 128, "channel_mult": (1, 2, 3, 4)}, (1, 2, 3, 4), (16,), 32, 8000),
+    ({"image_size": 128, "attention_resolutions": (32,)}, (1, 1, 2, 3, 4), (32,), 16, 16000)])
+def test_the_size_chooses_the_unet(given, levels, attention, batch, steps):
+    options = resolve_cpu(preset="unet64", **given)
+    assert (options.channel_mult, options.attention_resolutions) == (levels, attention)
+    assert (options.batch, options.steps) == (batch, steps)
+
+
+@pytest.mark.parametrize("shape, dtype, cpu, cuda", [
+    ((2, 64, 64, 3), np.uint8, 32, 64), ((2, 48, 48, 3), np.uint8, 24, 48), ((2, 128, 128, 1), np.uint8, 32, 128),
+    ((2, 512, 512, 3), np.uint8, 32, 256), ((2, 360, 360, 3), np.uint8, 24, 120), ((2, 31, 31, 3), np.uint8, 32, 64),
+    ((2, 40, 40, 4), np.float32, 40, 40), ((2, 64, 48, 3), np.uint8, 32, 64)])
+def test_a_run_takes_the_size_of_its_data(tmp_path, shape, dtype, cpu, cuda):
+    """Where it is not given; a file whose size cannot be had leaves the preset's, and is refused when it is opened."""
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["images"] = np.zeros(shape, dtype)
+    data = str(tmp_path / "d.h5")
+    assert resolve_cpu(data=data).image_size == cpu
+    assert resolve({"model": "unet", "data": data}, capability=(9, 0)).image_size == cuda
+    assert resolve({"model": "unet", "data": data, "image_size": 16}, capability=(9, 0)).image_size == 16
 
 
 def test_grids_are_guided_where_the_model_can_be():

@@ -103,14 +103,16 @@ def test_convnext_blocks_and_scale_shift_exclude_each_other():
 
 @pytest.mark.parametrize("more, text", [
     ({}, "attention at 8×8"),
-    ({"image_size": 64}, "attention in the middle alone, at 16×16 (the preset's at 8×8 does not occur)"),
-    ({"image_size": 64, "attention_resolutions": (32,)},
+    ({"image_size": 64}, "(1 more level than the preset, for this image size), attention at 8×8"),
+    ({"image_size": 64, "channel_mult": (1, 2, 4)},
+     "32 channels × (1, 2, 4), attention in the middle alone, at 16×16 (the preset's at 8×8 does not occur)"),
+    ({"image_size": 64, "channel_mult": (1, 2, 4), "attention_resolutions": (32,)},
      "attention at 32×32, in the middle at 16×16 (the preset's at 8×8 does not occur)"),
     ({"preset": "unet64"}, "attention at 16×16 and 8×8"),
     ({"preset": "unet64", "image_size": 32}, "attention at 16×16 and 8×8, in the middle at 4×4"),
     ({"preset": "unet64", "image_size": 512},
-     "attention in the middle alone, at 64×64 (the preset's at 16×16 and 8×8 does not occur)")])
+     "(3 more levels than the preset, for this image size), attention at 16×16 and 8×8")])
 def test_the_log_says_where_attention_is(more, text):
     """A preset's sizes may not occur where the images are of another size."""
     options = resolve({"model": "unet", "preset": "tiny", "device": "cpu", **more})
-    assert describe_model(options, model_options(options)).endswith(f", {text}")
+    assert describe_model(options, model_options(options)).endswith(f" {text}")

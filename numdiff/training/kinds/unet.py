@@ -1,4 +1,6 @@
 """The record of the UNet: settings, presets, checks; the model is nn/unet.py."""
+import math
+
 from ...errors import UsageError
 from ...settings import SAME, flag, say, setting
 from .kind import ModelKind
@@ -91,8 +93,15 @@ HELP = {
 
 class UNetKind(ModelKind):
     def resolve(self, options, given):
-        if "attention_resolutions" not in given:  # those of the preset with this image size
-            options.attention_resolutions = tuple(r for r in options.attention_resolutions if r in _sizes(options))
+        preset = PRESETS.get(options.preset, {})
+        if "channel_mult" not in given:
+            _suit_size(options, given, preset)
+        if "attention_resolutions" not in given:  # those of the preset with this image size, else those at its levels
+            sizes, wanted = _sizes(options), options.attention_resolutions
+            options.attention_resolutions = tuple(r for r in wanted if r in sizes)
+            if not options.attention_resolutions and "channel_mult" not in given:
+                last = [i for i, size in enumerate(reversed(_preset_sizes(preset))) if size in wanted]
+                options.attention_resolutions = tuple(sizes[-1 - i] for i in reversed(last))
         numbers_given = [name for name in ("num_heads", "num_heads_upsample") if given.get(name, -1) != -1]
         if numbers_given and given.get("num_head_channels", -1) != -1:
             raise UsageError(f"{flag(numbers_given[0])} and --num-head-channels exclude each other: give one of them.")
@@ -143,14 +152,42 @@ class UNetKind(ModelKind):
         return sizes["num_res_blocks"] * len(sizes["channel_mult"])
 
     def describe(self, options, sizes):
+        mult, usual = tuple(options.channel_mult), PRESETS.get(options.preset, {}).get("channel_mult", ())
+        more = len(mult) - len(usual)
+        added = usual and more > 0 and mult == mult[:1] * more + usual
+        levels = f" ({more} more level{'s' * (more > 1)} than the preset, for this image size)" if added else ""
         return (f"{self.label(options)}: {self.count_parameters(sizes)[0]:,} parameters, {options.model_channels} "
-                f"channels × {tuple(options.channel_mult)}"
+                f"channels × {mult}{levels}"
                 f"{', ConvNeXt blocks' if options.block == 'convnext' else ''}, {describe_attention(options)}")
+
+
+def _suit_size(options, given, preset):
+    """Levels, batch and steps of a preset for images larger than its own.
+
+    Each doubling adds a first level of the same width, as guided-diffusion's table of sizes does (Dhariwal and Nichol
+    2021, table 4: 1, 2, 3, 4 at 64 pixels and 1, 1, 2, 3, 4 at 128), so that the last levels, where attention is, have
+    the preset's sizes. It halves the batch and doubles the steps: the run sees as many images.
+    """
+    doublings = max(0, int(math.log2(max(1, options.image_size / preset.get("image_size", options.image_size)))))
+    options.channel_mult = (options.channel_mult[0],) * doublings + tuple(options.channel_mult)
+    halved = 1
+    while halved < 2**doublings and options.batch // (2 * halved) >= 4:
+        halved *= 2
+    if "batch" not in given and "microbatch" not in given:
+        options.batch //= halved
+        for name in ("steps", "sample_every", "checkpoint_every"):
+            if name not in given and "steps" not in given:
+                setattr(options, name, getattr(options, name) * halved)
 
 
 def _sizes(o):
     """The image sizes of the model's levels."""
     return [o.image_size // 2**i for i in range(len(o.channel_mult))]
+
+
+def _preset_sizes(preset):
+    """The image sizes of the levels of a preset's model."""
+    return [preset["image_size"] // 2**i for i in range(len(preset["channel_mult"]))] if preset else []
 
 
 def describe_attention(o):
