@@ -61,7 +61,10 @@ class Version:
         share no dtype.
     measured: False until figures/ has its figures
     constants: further attributes, such as the number of elements of a thread
+    ladder: name of the operation that declares it, whose ceiling holds for all that share it
     """
+
+    ladder = None
 
     def __init__(self, name, kernel=None, *, fits=None, of=None, requires=None, dtypes=None, number=None,
                  measured=True, **constants):
@@ -82,14 +85,24 @@ class Version:
         major, minor, *alone = required(self.marked)
         return f"{major}.{minor}{''.join(alone)}" if major else None
 
+    def takes(self, dtype):
+        """Whether it takes arrays of this dtype."""
+        return not self.dtypes or dtype.name in self.dtypes
+
     def lacks(self, array, values):
         """None if it takes these arguments, else a clause with what it needs. array: the first of the device's."""
-        if self.dtypes and array.dtype.name not in self.dtypes:
+        if not self.takes(array.dtype):
             return f"is for {' and '.join(self.dtypes)}, and these arrays are {array.dtype.name}"
         if not supports(array, self.marked):
             capability = ".".join(map(str, tuple(array.backend.capability)[:2]))
             return f"needs compute capability {self.requires}, and this device has {capability}"
         return self.fits(*(values[name] for name in self.wanted)) if self.fits else None
+
+
+def _listed(versions):
+    """The names of versions: "a, b or c"."""
+    *others, last = (version.name for version in versions)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _marked(capability):
@@ -126,11 +139,14 @@ class Operation:
         before = 0
         for version in self.versions:
             version.number = before = version.number or before + 1
+            version.ladder = version.ladder or self.name
         if len({version.name for version in self.versions}) < len(self.versions):
             raise ValueError(f"{self.name}: two versions have one name")
         OPERATIONS[self.name] = self
         if self.versions:
-            names.declare(self.name, {version.name: version.number for version in self.versions})
+            self.ladder = self.versions[0].ladder
+            names.declare(self.name, {version.name: version.number for version in self.versions},
+                          has_ceiling=self.ladder == self.name)
             names.FOR.update({version.name: " and ".join(version.dtypes) for version in self.versions if version.dtypes
                               and any(v.number == version.number for v in self.versions if v is not version)})
 
@@ -150,16 +166,21 @@ class Operation:
         return OPERATIONS.get(f"{self.name}_backward")
 
     def version(self, wanted, array=None):
-        """The `Version` of this name or number; of two that share a number the one for the dtype of an array."""
+        """The `Version` of this name or number; of two that share a number the one for the dtype of an array.
+
+        A `ValueError` for a version that there is not, or that is for another dtype than the array's.
+        """
         found = [v for v in self.versions if wanted in (v.name, v.number)]
-        if len(found) > 1 and array is not None:
-            found = [v for v in found if not v.dtypes or array.dtype.name in v.dtypes] or found
-        if found:
+        if not found:
+            raise ValueError(f"there is no version {wanted!r} of {self.name}: use {_listed(self.versions)}, or a "
+                             f"number from 1 to {self.versions[-1].number}")
+        if array is None:
             return found[0]
-        *others, last = (version.name for version in self.versions)
-        known = f"{', '.join(others)} or {last}" if others else last
-        raise ValueError(f"there is no version {wanted!r} of {self.name}: use {known}, or a number from 1 to "
-                         f"{self.versions[-1].number}")
+        fitting = [v for v in self.versions if v.takes(array.dtype)]
+        if not any(v in fitting for v in found):
+            raise ValueError(f"version {found[0]} of {self.name} is for {' and '.join(found[0].dtypes)}, and these "
+                             f"arrays are {array.dtype}: use {_listed(fitting)}, or cast_forward first")
+        return next(v for v in found if v in fitting)
 
     def fitting(self, array, values):
         """[Version] that take these arguments, in the ladder's order. array: the device's first; values: by name."""
@@ -177,7 +198,7 @@ class Operation:
             others = self.fitting(array, values)
             remedy = f"use version={others[-1].number}" if others else "no other version takes these arguments"
             raise ValueError(f"version {version} of {self.name} {lack}; {remedy}")
-        ceiling = names.capped(self.name, names.capped(self.family, self.versions[-1].number))
+        ceiling = names.capped(self.ladder, names.capped(self.family, self.versions[-1].number))
         for version in reversed(self.versions):
             if version.number <= ceiling and version.lacks(array, values) is None:
                 return version
@@ -209,7 +230,8 @@ def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(),
     reference: the function for NumPy arrays, with the operation's parameters but `version`: the specification. None:
         the function takes NumPy arrays, too, since it only calls other operations
     cost: a function of extents (benchmark/costs.py says which) that returns (bytes, FLOPs)
-    versions: [Version], the simplest first; the function's `version` is the chosen one
+    versions: [Version], the simplest first; the function's `version` is the chosen one. Or some of another operation's,
+        which this one calls, as a linear layer calls matmul: `at_most` then knows that operation alone
     problems: [Problem], or a function that returns them
     writes: names of arguments that the operation changes, which are results, too
     chooses: the function chooses its version, within the ceilings of `at_most` (versions.capped)

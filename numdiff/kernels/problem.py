@@ -6,6 +6,8 @@
 An operation's record (operation.py) has a list of them. `numdiff kernels check` and the tests run the small ones in the
 emulator, against float64; `numdiff bench kernels --of files` times the others on a GPU.
 """
+import contextlib
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,6 +93,18 @@ def _with_arrays(name, value, arrays):
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
+@contextlib.contextmanager
+def replaced(module, **values):
+    """Context: names of a module have these values, such as a choice of tiles. module: its name"""
+    module = sys.modules[module]
+    before = {name: getattr(module, name) for name in values}
+    vars(module).update(values)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
 SEED, PURPOSE = 1234567890123, 3  # of random numbers, for problems
 
 
@@ -108,9 +122,10 @@ class Problem:
     tolerance: relative error in the 2-norm that a version may have against float64; None: that of the dtype
     bfloat16: check and tests run it with bfloat16 arrays in place of its float16 ones, too
     fast: the quick tests run it in the emulator; otherwise only the exhaustive ones do
+    only_compiled: tests compile it and do not run it, since others run each two of its kernel's constants
     measured: of a model's size, so that the benchmark times it, and neither check nor tests run it; "not yet": and its
         figures are still to be measured
-    versions: names of the versions that run it; None: every version that fits
+    versions: names of the versions that run it; (): the one that the operation chooses; None: every version that fits
     inputs: a function of a `numpy.random.Generator` that returns {name: array}, where arrays depend on one another
     derived: a function of {name: array}, the arrays so far, that returns further ones, such as a row's mean of its x
     within: a function that returns a context in which the call is made, such as a plan that only large shapes have
@@ -123,11 +138,11 @@ class Problem:
     arguments: {name: value} of those of the operation
     """
 
-    def __init__(self, label=None, *, tolerance=None, bfloat16=False, fast=True, measured=False, versions=None,
-                 inputs=None, derived=None, within=None, run=None, call=None, precision=None, note="", moved=0,
-                 flops=None, **arguments):
+    def __init__(self, label=None, *, tolerance=None, bfloat16=False, fast=True, only_compiled=False, measured=False,
+                 versions=None, inputs=None, derived=None, within=None, run=None, call=None, precision=None, note="",
+                 moved=0, flops=None, **arguments):
         self.label, self.tolerance, self.bfloat16 = label, tolerance, bfloat16
-        self.fast, self.measured = fast, measured
+        self.fast, self.only_compiled, self.measured = fast, only_compiled, measured
         self.versions, self.inputs, self.derived, self.within, self.run = versions, inputs, derived, within, run
         self.call, self.precision, self.note, self.moved, self.flops = call, precision, note, moved, flops
         self.arguments = arguments

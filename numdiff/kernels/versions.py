@@ -46,10 +46,15 @@ _asking = set(CEILED) - set(NAMES)  # operations whose launchers call `capped`
 _ceilings = {}  # {operation: highest version that launchers choose by themselves}; empty but within `at_most`
 
 
-def declare(operation, numbers):
-    """Enter the versions of an operation that has a record (operation.py), {name: number}."""
-    NAMES[operation] = CEILED[operation] = numbers
-    _asking.add(operation)
+def declare(operation, numbers, has_ceiling=True):
+    """Enter the versions of an operation that has a record (operation.py), {name: number}.
+
+    has_ceiling: `at_most` knows it; False for one with another operation's versions
+    """
+    NAMES[operation] = numbers
+    if has_ceiling:
+        CEILED[operation] = numbers
+        _asking.add(operation)
 
 
 @contextlib.contextmanager

@@ -134,7 +134,7 @@ def repeats(case, version):
 
 def runs(case, version, order):
     """Whether a test is there for a case in this thread order."""
-    if is_named(COMPILED, case, version):
+    if case.only_compiled or is_named(COMPILED, case, version):
         return False
     if repeats(case, version):
         return order == "reversed"  # another case has the text in two orders

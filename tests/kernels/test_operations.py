@@ -11,11 +11,13 @@ import pytest
 from numdiff.device import download, empty
 from numdiff.device.planned import CARDS, Planned
 from numdiff.device.requires import requires
-from numdiff.kernels import bias, concat, elementwise, softmax
+from numdiff.kernels import bias, concat, elementwise, softmax, versions
+from numdiff.kernels import operation as records
 from numdiff.kernels.check.records import cases_of
 from numdiff.kernels.check.run import Arrays, relative_error
 from numdiff.kernels.operation import OPERATIONS, Operation, Version, all_operations, operation
 from numdiff.kernels.problem import Problem, single
+from numdiff.kernels.versions import at_most
 from tests.conftest import where
 
 CASES = [(case, version) for record in all_operations() for case in cases_of(record)
@@ -39,8 +41,9 @@ def test_problem(engine, case, version):
 
 @pytest.mark.parametrize("record", all_operations(), ids=lambda record: record.name)
 def test_each_version_has_a_problem(record):
-    run = {version for case in cases_of(record) for version in case.versions}
-    assert {version.number for version in record.versions} <= run or not record.versions
+    sharing = [each for each in all_operations() if each.versions and record.versions and each.ladder == record.ladder]
+    run = {version for each in sharing for case in cases_of(each) for version in case.versions}
+    assert {version.number for version in record.versions} <= run
     labels = [problem.label for problem in record.problems if not problem.measured]
     assert len(set(labels)) == len(labels), "two problems have one label"
 
@@ -128,6 +131,29 @@ def test_what_no_version_takes():
             operation(reference=lambda x: x)(functools.partial(made_up_forward).func)
     finally:
         del OPERATIONS["made_up"]
+
+
+def test_operations_that_share_a_ladder(monkeypatch):
+    """…have one ceiling; and a version is for some types alone."""
+    for module, table in (versions, "NAMES"), (versions, "CEILED"), (versions, "FOR"), (records, "OPERATIONS"):
+        monkeypatch.setattr(module, table, dict(getattr(module, table)))
+
+    @operation(reference=lambda x: x, chooses=True, versions=[
+        Version("half", dtypes=["float16"]), Version("single", dtypes=["float32"], number=1), Version("wide")])
+    def made_up_forward(x, version=None):
+        return version
+
+    @operation(reference=lambda x: x, chooses=True, versions=made_up_forward.operation.versions)
+    def above_forward(x, version=None):
+        return made_up_forward(x, version=version)
+
+    x = empty((3,), np.float32, Planned(CARDS[0]))
+    assert [above_forward(x, version=wanted) for wanted in (None, "single", 1, "wide")] == [None, 1, 1, 2]
+    with pytest.raises(ValueError, match=r"^version 1 \(half\) of above is for float16, and these arrays are float32: "
+                                         r"use single or wide, or cast_forward first$"):
+        above_forward(x, version="half")
+    with at_most({"made_up": "wide"}), pytest.raises(ValueError, match="to stop at"), at_most({"above": 1}):
+        pass
 
 
 def test_records_that_are_wrong():

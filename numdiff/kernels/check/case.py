@@ -16,6 +16,7 @@ class Case:
     label: which problem, where there are several
     bfloat16: bfloat16_cases (bfloat16.py) repeats it in that type
     fast: the quick tests run it; otherwise only the exhaustive ones do
+    only_compiled: tests compile it and do not run it
     """
 
     name: str
@@ -26,6 +27,7 @@ class Case:
     label: str = ""
     fast: bool = True
     bfloat16: bool = False
+    only_compiled: bool = False
 
 
 class Arrays:

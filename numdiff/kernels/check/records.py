@@ -15,7 +15,7 @@ H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
 def cases_of(record):
     """[Case] of an `Operation`."""
     return [Case(record.name, problem.make, functools.partial(_run, record, problem), _versions(record, problem),
-                 problem.allowed, problem.label, problem.fast, problem.bfloat16)
+                 problem.allowed, problem.label, problem.fast, problem.bfloat16, problem.only_compiled)
             for problem in record.problems if not problem.measured]
 
 
@@ -24,7 +24,7 @@ def _versions(record, problem):
     if not record.versions:
         return (None,)
     if problem.versions is not None:
-        return tuple(record.version(name).number for name in problem.versions)
+        return tuple(record.version(name).number for name in problem.versions) or (None,)
     backend, made = Planned(H200), problem.make(np.random.default_rng(0))
     values = _values(record, problem, {name: empty(a.shape, a.dtype, backend) for name, a in made.items()})
     return tuple(version.number for version in record.fitting(first_on_device(values.values()), values))
