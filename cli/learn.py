@@ -1,4 +1,4 @@
-"""`numdiff learn`: puzzles that teach GPU programming, judged in the emulator."""
+"""`numdiff learn`: chapters and puzzles that teach GPU programming, run in the emulator."""
 import pathlib
 import random
 
@@ -14,18 +14,23 @@ TRIES = 3  # after which --solution shows the solution without --yes
 @click.option("--solution", is_flag=True, help=f"Print a solution, after {TRIES} tries.")
 @click.option("--yes", is_flag=True, help="With --solution: print it before that, too.")
 @click.option("--counts", is_flag=True, help="With --check: also print what each line of the kernel costs.")
+@click.option("--chapter", metavar="CHAPTER", type=click.IntRange(1), help="Write this chapter as a notebook.")
+@click.option("--run", is_flag=True, help="With --chapter: run it here instead, and write its figures as SVG files.")
 @click.option("--folder", metavar="FOLDER", type=click.Path(file_okay=False), default=".", show_default=True,
               help="The folder of your files.")
-def learn(number, check, hint, solution, yes, counts, folder):
-    """Learn GPU programming by puzzles, without a GPU.
+def learn(number, check, hint, solution, yes, counts, chapter, run, folder):
+    """Learn GPU programming by chapters and puzzles, without a GPU.
 
-    Without a number it lists the puzzles and your stars. With a number it writes that puzzle's file into the folder.
-    Fill in the kernel in an editor, then judge it with --check.
+    Without a number it lists the chapters, the puzzles and your stars. With a number it writes that puzzle's file into
+    the folder. Fill in the kernel in an editor, then judge it with --check. A chapter is a notebook, whose text names
+    the puzzles that go with it.
 
     \b
-    numdiff learn              list the puzzles
-    numdiff learn 1            write 01_map.py
-    numdiff learn 1 --check    judge it
+    numdiff learn                     list the chapters and the puzzles
+    numdiff learn --chapter 1         write 01_threads_and_memory.ipynb
+    numdiff learn --chapter 1 --run   run it in the terminal
+    numdiff learn 1                   write 01_map.py
+    numdiff learn 1 --check           judge it
     """
     from numdiff.errors import UsageError
     from numdiff.lessons import catalogue, progress
@@ -36,6 +41,13 @@ def learn(number, check, hint, solution, yes, counts, folder):
                                                                                yes and not solution)):
         if given:
             raise UsageError(f"{flag} needs {needs}.")
+    if run and chapter is None:
+        raise UsageError("--run needs --chapter.")
+    if chapter is not None:
+        if number is not None or check or hint or solution:
+            raise UsageError("--chapter opens a chapter; a puzzle is another command.")
+        (run_chapter if run else write_chapter)(chapter, folder)
+        return
     if number is None:
         if check or hint or solution:
             raise UsageError("give the number of a puzzle, such as `numdiff learn 1 --check`.")
@@ -64,7 +76,37 @@ def learn(number, check, hint, solution, yes, counts, folder):
         click.echo(f"Edit the file, then run: numdiff learn {number} --check{where}")
 
 
+def write_chapter(number, folder):
+    from numdiff.lessons.chapter import chapter as find
+
+    chapter = find(number)
+    click.echo(f"{chapter.copy_to(folder)}: chapter {number}, {chapter.title}")
+    click.echo("Open it in Jupyter, VS Code or Colab; or read it here: "
+               f"numdiff learn --chapter {number} --run")
+
+
+def run_chapter(number, folder):
+    from numdiff.files import write_text
+    from numdiff.lessons.chapter import chapter as find
+
+    chapter, count = find(number), 0
+    for cell, printed, figures in chapter.run():
+        click.echo(cell.text if not cell.code else "\n".join(f"    {line}" for line in cell.text.splitlines()))
+        click.echo(f"\n{printed}" if printed else "")
+        for figure in figures:
+            count += 1
+            path = pathlib.Path(folder) / f"{chapter.name}-{count}.svg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, figure, "the figure")
+            click.echo(f"[figure: {path}]\n")
+
+
 def list_puzzles(puzzles, known):
+    from numdiff.lessons.chapter import chapters
+
+    for number, chapter in chapters().items():
+        click.echo(f"chapter {number}  {chapter.title} (puzzles {', '.join(map(str, chapter.puzzles))})")
+    click.echo()
     width = len(str(max(puzzles)))
     for number, puzzle in puzzles.items():
         stars = known.get(number, {}).get("stars", 0)

@@ -36,7 +36,8 @@ NUMBA = {"device/gpu.py": {"numba.cuda"}, "device/cpu.py": {"numba"}, "hdf5/lzf.
                           "device/float8.py", "device/intrinsics.py", "device/mbarrier.py", "device/system_scope.py",
                           "device/tensor_core/ldmatrix.py", "device/tensor_core/mma_sync.py",
                           "device/tensor_core/words.py", "device/tma.py", "device/wgmma.py"), INTRINSICS)}
-LEARNERS = "numdiff.lessons.puzzles.", "numdiff.lessons.solutions."  # a learner's files import Numba as any program
+# a learner's files import Numba as any program
+LEARNERS = "numdiff.lessons.chapters.", "numdiff.lessons.puzzles.", "numdiff.lessons.solutions."
 
 TEXT = re.compile(r'"""(?:[^\\]|\\.)*?"""', re.DOTALL)  # docstrings and the like, where an import imports nothing
 IMPORT = re.compile(r"^ *((?:from +[\w.]+ +import +(?:\([^)]*\)|.*))|import .*)$", re.MULTILINE)

@@ -3,8 +3,10 @@
 mkdocs runs this script before it builds (the plugin mkdocs-gen-files). SUMMARY.md is the navigation.
 """
 import ast
+import os
 import pathlib
 import re
+import subprocess
 import sys
 import tempfile
 
@@ -17,6 +19,7 @@ import sections  # noqa: E402
 
 from numdiff.kernels import check, figures  # noqa: E402
 from numdiff.kernels.operation import all_operations  # noqa: E402
+from numdiff.lessons.chapter import chapters  # noqa: E402
 
 PACKAGES = {"numdiff": "numdiff", "numdiff.nn": "Models and autograd", "numdiff.diffusion": "Diffusion and samplers",
             "numdiff.training": "Training", "numdiff.data.dataset": "Datasets", "numdiff.evaluation": "Evaluation",
@@ -142,6 +145,52 @@ def kernel_pages():
     return lines
 
 
+# The chapters ---------------------------------------------------------------------------------------------------------
+
+def repository():
+    """"owner/name" on GitHub of what the site is built from; None if it is not on GitHub."""
+    if name := os.environ.get("GITHUB_REPOSITORY"):
+        return name
+    remote = subprocess.run(["git", "config", "--get", "remote.origin.url"], cwd=ROOT, capture_output=True, text=True)
+    found = re.search(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?$", remote.stdout.strip())
+    return found and found[1]
+
+
+def chapter_pages():
+    """Each chapter with what it prints and draws when the site is built, and as a notebook.
+
+    Colab opens notebooks from GitHub only. It finds them on the branch gh-pages, to which the site is published.
+    """
+    lines, name = [], repository()
+    source = name and f"https://github.com/{name}@{os.environ.get('GITHUB_SHA', 'main')}"
+    for number, chapter in chapters().items():
+        path, count, text = f"chapters/{chapter.name}", 0, []
+        page(f"{path}.ipynb", chapter.notebook(source))
+        buttons = f"[Download the notebook]({chapter.name}.ipynb){{ .md-button download }}"
+        if name:
+            buttons = (f"[Open in Colab](https://colab.research.google.com/github/{name}/blob/gh-pages/{path}.ipynb)"
+                       f"{{ .md-button .md-button--primary }} {buttons}")
+        for cell, printed, drawn_here in chapter.run():
+            text.append(f"```python\n{cell.text}\n```" if cell.code else re.sub(
+                r"`numdiff/kernels/([\w/]+)\.py`", kernel_link, cell.text))
+            if len(text) == 1:
+                text.append(f"{buttons}\n\nOr write it into a folder: `numdiff learn --chapter {number}`.")
+            if printed:
+                text.append(f"```text\n{printed.rstrip()}\n```")
+            for figure in drawn_here:
+                count += 1
+                page(f"{path}-{count}.svg", figure)
+                text.append(f"![Figure {count}: drawn by the cell above]({chapter.name}-{count}.svg)")
+        page(f"{path}.md", "\n\n".join(text) + "\n")
+        lines.append(f"    * [{number}. {chapter.title}]({path}.md)")
+    return lines
+
+
+def kernel_link(found):
+    known = any(name == found[1] for _, name in kernel_files())
+    return f"[{found[0]}](../kernels/{found[1]}.md)" if known else found[0]
+
+
 # Measured tables and pages that stand next to the code ----------------------------------------------------------------
 
 def results():
@@ -225,8 +274,9 @@ def main():
     pictures()
     results()
     nav = ["* [numdiff](index.md)", "* Tutorials", *written("tutorials"), "* How to", *written("how-to"),
-           "* Guides", *guides(), "* Kernels", "    * [Measured figures](results.md)", *kernel_pages(),
-           "* Reference", *reference(), "* [Glossary](glossary.md)", "* [Lessons](lessons.md)", "* Logs", *logs()]
+           "* Chapters", *chapter_pages(), "* Guides", *guides(), "* Kernels", "    * [Measured figures](results.md)",
+           *kernel_pages(), "* Reference", *reference(), "* [Glossary](glossary.md)", "* [Lessons](lessons.md)",
+           "* Logs", *logs()]
     page("SUMMARY.md", "\n".join(nav) + "\n")
 
 

@@ -1,4 +1,6 @@
-"""Thirty puzzles, from one thread for an element to a pipeline on tensor cores: `numdiff learn`.
+"""Six chapters and thirty puzzles, from one thread for an element to a pipeline on tensor cores: `numdiff learn`.
+
+chapters/ has the texts. chapter.py runs them and makes notebooks of them; lab.py is what their cells import.
 
 puzzles/ holds a file for each puzzle, solutions/ a solution of each. catalogue.py finds and copies them, judge.py runs
 a learner's kernel in the emulator, advice.py explains what is wrong with it, progress.py keeps the stars,

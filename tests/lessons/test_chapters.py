@@ -1,0 +1,150 @@
+"""The chapters: each runs, prints the stored numbers, keeps to its form, and compiles for a GPU.
+
+`python -m tests.lessons.test_chapters` stores again what the chapters print.
+"""
+import ast
+import json
+import pathlib
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from numdiff.device import get_backend, ptx
+from numdiff.lessons import catalogue, lab
+from numdiff.lessons.chapter import chapters
+from numdiff_cli.main import main
+
+CHAPTERS = chapters()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PRINTED = pathlib.Path(__file__).parent / "printed"
+LONG = ()  # chapters that take more than 3 s
+NUMBERS = [pytest.param(n, marks=pytest.mark.exhaustive if n in LONG else ()) for n in CHAPTERS]
+STORED = re.compile(rf"^{lab.CARD}: (\w+) .*", re.MULTILINE)  # a line of `measured`, which a measurement may change
+ON_CARD = re.compile(r"^  on .*\n", re.MULTILINE)  # a line that only a machine with a GPU prints
+
+
+def printed(number):
+    """(what a chapter prints, its figures)"""
+    ran = list(CHAPTERS[number].run())
+    text = "".join(f"line {each.cell.line}\n{each.printed}" for each in ran if each.printed)
+    return STORED.sub(rf"{lab.CARD}: \1", ON_CARD.sub("", text)), [figure for each in ran for figure in each.figures]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_chapter_prints_its_numbers(number):
+    text, figures = printed(number)
+    assert text == (PRINTED / f"{number}.txt").read_text(encoding="utf-8")
+    assert len(figures) >= 3 and all(figure.lstrip().startswith(("<svg", "<?xml")) for figure in figures)
+
+
+@pytest.mark.parametrize("number", CHAPTERS)
+def test_a_unit_has_at_most_60_lines(number):
+    units = CHAPTERS[number].units()
+    assert len(units) >= 5
+    assert {title: len(lines) for title, lines in units if len(lines) > 60} == {}
+
+
+@pytest.mark.parametrize("number", CHAPTERS)
+def test_a_chapter_ends_with_a_file_of_the_project(number):
+    chapter = CHAPTERS[number]
+    assert (ROOT / chapter.file).is_file()
+    assert chapter.file in chapter.cells[-1].text
+    for name in re.findall(r"`(numdiff/[\w/.]*)`", chapter.prose):
+        assert (ROOT / name).exists(), name
+
+
+def test_each_puzzle_belongs_to_one_chapter():
+    named = [n for chapter in CHAPTERS.values() for n in chapter.puzzles]
+    assert len(named) == len(set(named)) and set(named) <= set(catalogue.puzzles())
+
+
+def test_commands_in_the_text_exist():
+    for chapter in CHAPTERS.values():
+        for command in re.findall(r"`(numdiff [^`\n]+)`", chapter.prose):
+            words = command.split()[1:]
+            result = CliRunner().invoke(main, [words[0], "--help"])
+            assert result.exit_code == 0, command
+            for option in (word for word in words if word.startswith("--")):
+                full = CliRunner().invoke(main, [*words[:1 + (len(words) > 1 and not words[1].startswith("-")
+                                                               and words[0] in ("kernels", "bench"))], "--help"])
+                assert option in full.output, command
+
+
+@pytest.mark.parametrize("number", CHAPTERS)
+def test_a_notebook_has_the_cells_and_installs_numdiff(number):
+    chapter = CHAPTERS[number]
+    cells = json.loads(chapter.notebook("https://example.org/numdiff@main"))["cells"]
+    assert "git+https://example.org/numdiff@main" in "".join(cells[0]["source"])
+    assert ["".join(cell["source"]) for cell in cells[1:]] == [cell.text for cell in chapter.cells]
+    for cell in chapter.cells:
+        if cell.code:
+            ast.parse(cell.text)
+    assert len(json.loads(chapter.notebook())["cells"]) == len(chapter.cells)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", CHAPTERS)
+def test_numba_compiles_the_kernels_of_a_chapter(number, monkeypatch):
+    """…and `run` says the same of a device as of a GPU."""
+    monkeypatch.setattr(ptx, "CAPABILITIES", ((9, 0, "a"),))
+    monkeypatch.setattr(lab, "why_no_gpu", lambda: "")
+    monkeypatch.setattr(lab, "get_gpu", lambda: get_backend("ptx"))
+    text = "".join(each.printed for each in CHAPTERS[number].run())
+    assert "does not run there" not in text
+
+
+def test_a_kernel_runs_on_a_device_too():
+    x = np.arange(32, dtype=np.float32)
+    from numba import cuda
+
+    @cuda.jit
+    def twice(x, y):
+        i = cuda.threadIdx.x
+        y[i] = x[i] + x[i]
+
+    for wanted, message in ((x + x, "the same result"), (x, "another result")):
+        line = lab.on_card(get_backend("emulator"), twice, 1, 32, (x, x), [x, np.zeros_like(x)], [x, wanted])
+        assert message in line and line.startswith("  on ")
+
+
+@pytest.fixture
+def learn(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMDIFF_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        result = CliRunner().invoke(main, ["learn", *arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+        return result.exit_code, result.output
+    return run
+
+
+def test_learn_lists_and_writes_chapters(learn, tmp_path):
+    code, text = learn()
+    assert code == 0 and all(f"chapter {n}  {chapter.title}" in text for n, chapter in CHAPTERS.items())
+    code, text = learn("--chapter", "1")
+    assert code == 0 and "01_threads_and_memory.ipynb: chapter 1, Threads and memory" in text
+    assert json.loads((tmp_path / "01_threads_and_memory.ipynb").read_text(encoding="utf-8"))["nbformat"] == 4
+    code, text = learn("--chapter", "1")
+    assert code == 2 and "exists, and is kept" in text
+
+
+def test_learn_runs_a_chapter(learn, tmp_path):
+    code, text = learn("--chapter", "1", "--run", "--folder", "figures")
+    assert code == 0 and "square: 3 requests" in text and "## Bank conflicts" in text
+    assert (tmp_path / "figures" / "01_threads_and_memory-1.svg").is_file()
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (("--chapter", "99"), "there is no chapter 99"), (("--run",), "--run needs --chapter"),
+    (("1", "--chapter", "1"), "a puzzle is another command")])
+def test_wrong_usage_is_one_sentence(arguments, message, learn):
+    code, text = learn(*arguments)
+    assert code == 2 and message in text
+
+
+if __name__ == "__main__":
+    for number in CHAPTERS:
+        (PRINTED / f"{number}.txt").write_text(printed(number)[0], encoding="utf-8")
