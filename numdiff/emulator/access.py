@@ -20,6 +20,7 @@ class Access(Races):
         self.machine = machine
         checks = machine.checks
         self.bounds, self.initialised, self.races = ("bounds" in checks, "uninitialised" in checks, "race" in checks)
+        self.negative, self.equal = "negative" in checks, "equal" in checks
         self.load, self.store = self._make_load(), self._make_store()
 
     # where ------------------------------------------------------------------------------------------------------------
@@ -31,7 +32,7 @@ class Access(Races):
         index = index if index.__class__ is tuple else (index,)
         if len(index) < a.ndim or any(i is None or i is Ellipsis or i.__class__ is slice for i in index):
             for i in index:
-                if isinstance(i, int) and i < 0 and self.bounds and site not in self.machine.negative_sites:
+                if isinstance(i, int) and i < 0 and self.negative and site not in self.machine.negative_sites:
                     self.machine.report("bounds", f"{doing} {a.name or a.memory.space + ' array'}[{i}]: index {int(i)} "
                                                   "is negative (Numba would count it from the end)", site)
                     return None
@@ -50,7 +51,7 @@ class Access(Races):
                     raise TypeError(f"index {i!r} of {a!r} is a float")
                 i = int(i)
             if not 0 <= i < n:
-                if -n <= i < 0 and (site in self.machine.negative_sites or not self.bounds):
+                if -n <= i < 0 and (site in self.machine.negative_sites or not self.negative):
                     i += n
                 else:
                     if -n <= i < 0:

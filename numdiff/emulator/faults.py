@@ -24,6 +24,7 @@ class Fault:
     kind: "bounds", "uninitialised", "race", "divergence", "deadlock", "mbarrier", "wgmma", "cp.async", "descriptor",
         "alignment", "float64", "proxy", "cluster", "error"
     message: one sentence; place: where; others: [(what happened there, Place)]; count: how often it was seen
+    launched: the line that launched the kernel, a Place without block and thread; None if no line is known
     """
 
     kind: str
@@ -32,6 +33,7 @@ class Fault:
     others: list = field(default_factory=list)
     count: int = 1
     kernel: str = ""
+    launched: Place | None = None
 
     @property
     def file(self):

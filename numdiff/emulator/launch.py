@@ -27,7 +27,8 @@ from .schedule import Scheduler
 from .signatures import convert_arguments, is_hint
 from .threads import Dim3
 
-CHECKS = ("bounds", "uninitialised", "race", "divergence", "float64", "asynchronous")
+CHECKS = ("bounds", "negative", "uninitialised", "race", "divergence", "float64", "asynchronous")
+STRICT = ("equal",)  # checks of what may be meant: two threads write the same value on one line
 ORDERS = ("forward", "reversed", "shuffled")
 # Limits of a launch: CUDA programming guide, "Compute Capabilities", tables of technical specifications.
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
@@ -53,7 +54,7 @@ def _is_capability(cc):
 class Emulator(Linking, Arguments, MemorySpaces, Reports):
     """An emulated GPU. Get one from `numdiff.emulator.device(...)`.
 
-    cc: compute capability; checks: True (all), False (none), or names of CHECKS
+    cc: compute capability; checks: True (all of CHECKS), False (none), or names of CHECKS and STRICT
     order: in which order threads take their turns; seed: of the order "shuffled"
     on_fault: "raise" a `KernelFault` at the end of a launch that had faults, or "collect" them in `faults`
     float64: whether float64 arithmetic is meant. False: it is a fault. None: it is meant where a kernel is given a
@@ -64,9 +65,10 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
     def __init__(self, cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", float64=None,
                  patience=PATIENCE, recorder=None, tracer=None):
         names = CHECKS if checks is True else () if not checks else (checks,) if isinstance(checks, str) else checks
-        unknown = set(names) - set(CHECKS)
+        unknown = set(names) - {*CHECKS, *STRICT}
         if unknown:
-            raise ValueError(f"unknown checks {', '.join(sorted(unknown))}: use some of {', '.join(CHECKS)}.")
+            raise ValueError(f"unknown checks {', '.join(sorted(unknown))}: use some of "
+                             f"{', '.join(CHECKS + STRICT)}.")
         if order not in ORDERS:
             raise ValueError(f"unknown order {order!r}: use {', '.join(ORDERS)}.")
         if on_fault not in ("raise", "collect"):
@@ -89,7 +91,7 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         self.recorder, self.tracer = recorder, tracer
         self.thread_index, self.block_index, self.block_dim, self.grid_dim = Dim3(), Dim3(), Dim3(), Dim3()
         self.thread = self.block = self.scheduler = None
-        self.stores = 0
+        self.stores = self.launches = 0
         self.token = None  # of the current block: see schedule.Block
         self.lone = False  # whether each block is a separate cluster
         self.kernel, self.entry = "", None  # the kernel's name, its code
@@ -129,7 +131,7 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         self.float64_is_meant = self.float64 if self.float64 is not None else any(
             not isinstance(a, np.generic) and has_float64(getattr(a, "dtype", None))
             for a in values.leaves(arguments)) or "float64" not in self.checks
-        first = len(self.faults)
+        first, self.launches = len(self.faults), self.launches + 1
         self.seen_faults = {}
         self.block = self.thread = None
         self.scheduler = Scheduler(self, lambda: function(*arguments), block)
@@ -155,10 +157,15 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         for array, data in back:
             array[...] = data
         faults = self.faults[first:]
+        if faults:
+            frame = self.calling_frame()
+            for fault in faults:
+                fault.launched = self.line_of(frame)
         if faults and self.on_fault == "raise":
             if self.float64 is None and all(f.kind == "float64" for f in faults):  # slow on a GPU, but not wrong
                 for fault in faults:
-                    warnings.warn(str(fault), Float64Warning, stacklevel=2)
+                    warnings.warn_explicit(str(fault), Float64Warning, frame.f_code.co_filename, frame.f_lineno,
+                                           registry=frame.f_globals.setdefault("__warningregistry__", {}))
                 return
             del self.faults[first:]
             raise KernelFault(self.kernel, faults)

@@ -109,7 +109,7 @@ class Races:
     def check_write(self, memory, offset, size, site, value=None, a=None, atomic=False):
         """Check a write of the current thread against the last accesses there, and remember it.
 
-        Nothing is reported where several threads write the same value on the same line, such as a flag that all set.
+        Threads may write the same value on one line, such as a flag that all set; the check "equal" reports that.
         """
         stamp, token = self.machine.thread.stamp, self.machine.token
         if memory.reads:
@@ -121,7 +121,7 @@ class Races:
             log = memory.reader.get(offset)
         if writer is not None and writer[0] is not stamp and (writer[2] is token or memory.met) and \
                 not (atomic and writer[3]) and not self._ordered(writer[0]) and not (
-                    writer[1] == site and _same(a, offset, value)):
+                    writer[1] == site and not self.equal and _same(a, offset, value)):
             self._race(memory, offset, writer[0], writer[1], site, "writes", "written", writer[3])
         if log is not None:
             if log[0] is token or memory.met:

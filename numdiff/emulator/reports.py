@@ -32,6 +32,19 @@ class Reports:
         function, file, line = SITES.places[site]
         return Place(function, file, line, thread and thread.block.index, thread and thread.index)
 
+    @staticmethod
+    def calling_frame(frame=None):
+        """The innermost frame of the program that calls this, or the code at `frame`, outside of the emulator."""
+        frame, package = frame or sys._getframe(1), f"{__package__}."
+        while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(package):
+            frame = frame.f_back
+        return frame
+
+    @staticmethod
+    def line_of(frame):
+        """The `Place` of the program's line that a frame is at."""
+        return Place(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+
     def report(self, kind, message, site, thread=None, others=()):
         """Note a fault; the same kind at the same line is counted, not repeated."""
         known = self.seen_faults.get((kind, site))

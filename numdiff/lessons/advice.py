@@ -3,37 +3,10 @@ import re
 
 import numpy as np
 
+from ..emulator.advice import advice_of
+
 # Which fault to explain first: one that causes others comes before them
 FIRST = ("error", "division", "bounds", "deadlock", "divergence", "race", "uninitialised")
-BARRIER = "Put cuda.syncthreads() between the two, where every thread of the block reaches it."
-ADVICE = {
-    "division": "Check what the divisor can be in each thread.",
-    "deadlock": "Check the loop's condition and what changes it, and that each wait has something that ends it.",
-    "divergence": "All threads must reach the same call: move it out of the `if`, and guard only the loads and stores.",
-    "cp.async": "A copy is asynchronous: commit it, wait for its group, and then let all threads meet at a barrier.",
-    "asynchronous": "Wait for the phase of the mbarrier that this copy completes, before you use its bytes.",
-    "mbarrier": "In each phase the barrier must expect exactly the bytes that are copied, and get its arrivals.",
-    "wgmma": "The product is asynchronous: wgmma_fence before it, wgmma_commit after it, a wait before its results.",
-    "proxy": "TMA and the tensor cores read shared memory by another path: call fence_proxy_async() after the stores "
-             "and before the barrier.",
-    "descriptor": "The descriptor must describe the tile in the layout in which it was written.",
-    "alignment": "A load or store of 16 bytes needs an index that is a multiple of 16 bytes.",
-}
-KERNEL_CODE = "A kernel may use numbers, elements of arrays, loops and branches, and no other objects of Python."
-OUTSIDE = "There are more threads than elements, or the index is computed wrongly: a thread without an element must " \
-          "do nothing. Guard the access by a comparison with {bound}."
-OUTSIDE_SHARED = "{name} is shorter than that: is the index off by one, or does the array lack elements for the halo?"
-NEGATIVE = "This thread would use another element than you mean: guard the access, so that it does nothing."
-UNWRITTEN_SHARED = "Check which elements the threads fill, the last ones and the halo too, and " \
-                   "that cuda.syncthreads() comes between writes and reads."
-UNWRITTEN = "Only the inputs, and what the kernel itself has written, hold a value."
-BLOCKS = "Blocks run in any order and do not wait for each other: let each block write elements of its own."
-PHASE = "Each phase needs its arrivals and its bytes: compare the count given to mbarrier_init with the arrivals, " \
-        "and the parity with the phase that the thread waits for."
-INITIALISED = "Let one thread initialise it, once, before a cuda.syncthreads()."
-TWO_WRITE = "Two threads write the same element: only one of them may, or a barrier must come between."
-FLOAT64 = "A bare number such as 2 or 0.5 makes the arithmetic float64, which most GPUs do 32 to 64 times slower. " \
-          "Write np.float32(2)."
 
 
 def sentence(text):
@@ -72,34 +45,7 @@ def explain(fault, path):
 def advice_for(fault):
     if "arithmetic on whole arrays" in fault.message:
         return "A thread computes single elements: index each array, as in out[i] = a[i]."
-    if fault.kind == "error" and "is a float" in fault.message:
-        return "An index must be an integer: divide with //."
-    if "NameError" in fault.message:
-        return "Is the name misspelt, not imported, or used before it has a value?"
-    if fault.kind == "error" and "arguments" not in fault.message:
-        return KERNEL_CODE
-    if fault.kind == "bounds":
-        return NEGATIVE if "is negative" in fault.message else outside(fault.message)
-    if fault.kind in ("deadlock", "mbarrier") and "mbarrier" in fault.message:
-        return INITIALISED if "initialises" in fault.message else PHASE
-    if fault.kind == "uninitialised":
-        return UNWRITTEN_SHARED if "shared" in fault.message else UNWRITTEN
-    if fault.kind == "race":
-        if "of block" in fault.message or "orders the blocks" in fault.message:
-            return BLOCKS
-        return TWO_WRITE if fault.message.startswith("writes") and "has written" in fault.message else BARRIER
-    return ADVICE.get(fault.kind, "")
-
-
-def outside(message):
-    found = re.search(r"(shared )?(\w+)\[", message)
-    if not found:
-        return ""
-    shared, name = found.groups()
-    if shared or name.startswith(("tile", "sum", "value")):
-        return OUTSIDE_SHARED.format(name=name)
-    axis = re.search(r"axis (\d)", message)
-    return OUTSIDE.format(bound=f"{name}.shape[{axis[1]}]" if axis else f"{name}.size")
+    return advice_of(fault)
 
 
 # Values ---------------------------------------------------------------------------------------------------------------

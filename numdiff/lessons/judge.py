@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import emulator
+from ..emulator.advice import FLOAT64
 from . import advice
 
 ORDERS = ("forward", "reversed", "shuffled")
@@ -239,7 +240,7 @@ def rate(module, recorder, tree, path, float64, ordered):
     lines = {line: figures for (file, line), figures in recorder.lines().items() if file == str(path)}
     if float64 is not None:
         line = advice.line_of(float64, path)
-        return 1, f"Right, but line {line} computes in float64. {advice.FLOAT64}"
+        return 1, f"Right, but line {line} computes in float64. {FLOAT64}"
     limit = getattr(module, "UNCOALESCED", UNCOALESCED)
     worst = max(((figures.sectors / figures.ideal_sectors, line) for line, figures in lines.items()
                  if figures.ideal_sectors), default=(1, None))

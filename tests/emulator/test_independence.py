@@ -8,7 +8,7 @@ from numdiff import emulator
 
 PACKAGE = pathlib.Path(emulator.__file__).parent
 NEEDED = {"numpy", "greenlet"}
-OPTIONAL = {"ml_dtypes", "PIL"}  # bfloat16, pictures as PNG: imported where they are used, or left out
+OPTIONAL = {"ml_dtypes", "PIL", "pytest"}  # bfloat16, pictures as PNG, the plugin: imported where they are used
 
 PROGRAM = '''
 import sys
