@@ -19,17 +19,16 @@ try:
     import click
 
     from numdiff.distributed.launcher import launched
+    from numdiff.extensions import entries, find
 
     from .suggest import Group
 finally:
     if signal.getsignal(signal.SIGINT) != handler:
         signal.signal(signal.SIGINT, handler)
 
-COMMANDS = {  # name -> (module with a click command of that name, line for `numdiff --help`)
+COMMANDS = {  # name -> (module with a click command of that name, line for `numdiff --help`); extensions add more
     "train": (".train", "Train a model on a dataset."),
     "sample": (".sample", "Make images with a trained model."),
-    "schedule": (".schedule", "Learn the steps of a sampler from a trained model."),
-    "ema": (".ema", "Average a run's weights again, with another width."),
     "evaluate": (".evaluate", "Measure samples against a reference."),
     "data": (".data", "Import images, and describe datasets."),
     "convert": (".convert", "Convert weights from and to the formats of other programs."),
@@ -144,16 +143,17 @@ class Commands(Group):
         sys.exit(code)
 
     def list_commands(self, ctx):
-        return list(COMMANDS)
+        return [*COMMANDS, *entries("command")]
 
     def get_command(self, ctx, name):
-        if name not in COMMANDS:
-            return None
-        return getattr(importlib.import_module(COMMANDS[name][0], __package__), name)
+        if name in COMMANDS:
+            return getattr(importlib.import_module(COMMANDS[name][0], __package__), name)
+        return find("command", name, f"numdiff {name}") if name in entries("command") else None
 
     def format_commands(self, ctx, formatter):
+        lines = [(name, line) for name, (_, line) in COMMANDS.items()]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl([*lines, *((name, entry.text) for name, entry in entries("command").items())])
 
     def invoke(self, ctx):
         """Run the subcommand; no error that a user can cause ends in a traceback. Of several ranks, one reports it."""

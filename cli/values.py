@@ -1,7 +1,7 @@
 """Types of values that options have: choices in any case, and numbers that messages write as one types them."""
 import click
 
-from numdiff.settings import say, say_limit
+from numdiff.setting import say, say_limit
 
 
 class Choice(click.Choice):

@@ -5,7 +5,7 @@ The classes below are the table: a class is a heading of help, an annotation the
 it follow the options of the command line (cli/settings.py), `TrainOptions` and options.json and what is refused there
 (training/options.py), the keyword arguments of `Trainer` and of `nn.AdamW` with their checks (`complete`), and those of
 the model and the `Diffusion` that a run builds (`arguments`). What one kind of model alone has stands in its record, in
-training/kinds/, in the same form.
+training/kinds/, in the same form; so has what an extension adds (extensions.py). setting.py describes a line.
 
 A reader of a setting takes it as an argument of the same name and default, SAME, or as an `Argument` says; a plain
 value is another default: Python defaults are minimal, command-line defaults give a good run.
@@ -16,13 +16,11 @@ import inspect
 import math
 import numbers
 import pathlib
-import types
-import typing
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
+from . import extensions
 from .errors import UsageError, near_miss, printable
+from .setting import SAME, Argument, Setting, flag, say, setting, settings_in
 
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
 TRAINING_PRECISIONS = *PRECISIONS, "fp8"
@@ -31,84 +29,6 @@ SAMPLERS = ("ddpm", "ddim", "euler", "euler-ancestral", "heun", "dpm++2m", "eule
 SEEDS = 2**32 - 1  # the largest seed
 MAX_COUNT = 10**9  # steps, and what is counted in steps: counters on the device have 32 bits
 MAX_SAMPLE_STEPS = 100_000  # of a sampler
-LIMIT_DIGITS = 12  # characters of a limit that is shown in full
-SAME = object()  # as the argument: of the setting's own name and default
-
-
-class Argument(NamedTuple):
-    """How a reader takes a setting. default: SAME or another; name: None or another; of: from the setting's value."""
-
-    default: Any = SAME
-    name: str | None = None
-    of: Callable | None = None
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One line of the table.
-
-    kind: the type of a value, bool, int, float or str; many: it is a tuple of such; open: None goes, too
-    repeated: its option may be given several times, which joins the values
-    switch: {True, False, "yes": a value}: it was yes or no before there were choices, which keep their meaning; so do
-        its option without a value, and with no- before it
-    low, high: the smallest and largest value; above, below: limits that the value itself must not touch
-    resume: a run that continues may change it and still be the same run
-    readers: {reader: Argument} of "trainer", "adamw", "model", "diffusion"
-    """
-
-    name: str
-    kind: type
-    many: bool
-    open: bool
-    default: Any
-    group: str
-    help: str
-    unit: str = ""
-    low: float | None = None
-    high: float | None = None
-    above: float | None = None
-    below: float | None = None
-    choices: tuple = ()
-    repeated: bool = False
-    switch: dict = field(default_factory=dict)
-    resume: bool = False
-    readers: dict = field(default_factory=dict)
-
-    def argument(self, reader):
-        """(name, default, of) as this reader takes it."""
-        default, name, of = self.readers[reader]
-        return name or self.name, self.default if default is SAME else default, of
-
-    def meant(self, value):
-        """The value that this one stands for."""
-        return self.switch.get(value, value) if isinstance(value, bool | str) else value
-
-    @property
-    def range(self):
-        """Its range in words; empty if any value goes."""
-        limits = (("at least", self.low), ("above", self.above), ("at most", self.high), ("below", self.below))
-        return " and ".join(f"{word} {say_limit(limit)}" for word, limit in limits if limit is not None)
-
-
-def setting(default: Any, help: str, *, trainer=None, adamw=None, model=None, diffusion=None, **more) -> Any:
-    """One line of a table: see `Setting` and the head of this file; None: this reader does not read it."""
-    readers = {"trainer": trainer, "adamw": adamw, "model": model, "diffusion": diffusion}
-    readers = {name: how if isinstance(how, Argument) else Argument(how) for name, how in readers.items()
-               if how is not None}
-    return {"default": default, "help": help, "readers": readers, **more}
-
-
-def settings_in(table):
-    """{name: Setting} of a class whose lines are `name: type = setting(…)`, in their order."""
-    found = {}
-    for name, hint in typing.get_type_hints(table).items():
-        parts = [part for part in typing.get_args(hint) if part is not types.NoneType]
-        open_ = types.NoneType in typing.get_args(hint)
-        (kind,) = parts if open_ else (hint,)
-        many = typing.get_origin(kind) is tuple
-        found[name] = Setting(name, typing.get_args(kind)[0] if many else kind, many, open_, group=table.__name__,
-                              **vars(table)[name])
-    return found
 
 
 # The table ------------------------------------------------------------------------------------------------------------
@@ -239,7 +159,7 @@ class Optimiser:
         "orthogonal and leaves the rest to AdamW, at the same learning rate and decay.", choices=("adamw", "muon"),
         trainer=SAME)
     muon_momentum: float = setting(0.95, "With --optimizer muon: decay of the matrices' mean gradient.", unit="M",
-        low=0, below=1, trainer=SAME)
+        low=0, below=1, needs=("optimizer", "muon"), trainer=SAME)
     learning_rate: float = setting(1e-4, "Learning rate after the warm-up.", unit="RATE", above=0, resume=True,
         trainer=SAME, adamw=SAME)
     warmup_steps: int = setting(200, "Steps over which the learning rate rises.", unit="STEPS", low=0, high=MAX_COUNT,
@@ -278,10 +198,6 @@ class Optimiser:
     ema_warmup: bool = setting(True,
         "In step n the average's decay is at most (1 + n) / (10 + n), so that it quickly forgets the initial weights.",
         trainer=SAME, adamw=SAME)
-    ema_std: tuple[float, ...] | None = setting(None,
-        "Also keep averages with power-function profiles of these widths, as shares of the training so far, and store "
-        "them now and then: such as 0.05,0.10, of which `numdiff ema` makes one of any width afterwards.",
-        unit="STD,…", low=0.005, high=0.28, trainer=SAME, adamw=SAME)
 
 
 class Output:
@@ -289,8 +205,6 @@ class Output:
         high=MAX_COUNT, resume=True)
     keep: int = setting(3, "How many checkpoints to keep, the newest ones.", unit="N", low=1, high=MAX_COUNT,
         resume=True)
-    ema_snapshots: int = setting(16, "How often the averages of --ema-std are stored, evenly over --steps.", unit="N",
-        low=1, high=1000, resume=True)
     sample_every: int = setting(1000,
         "Steps between sample grids and, with or without them, drawings of loss.png; 0: only at the end.",
         unit="STEPS", low=0, high=MAX_COUNT, resume=True)
@@ -309,8 +223,21 @@ class Output:
         resume=True)
 
 
-COMMON = {name: line for table in (Run, Data, Model, Diffusion, Optimiser, Output)
-          for name, line in settings_in(table).items()}
+def with_extensions(lines, place="settings"):
+    """{name: Setting} of a table with the lines that extensions add to it, each at the end of its heading."""
+    lines = list(lines.values())
+    for name in extensions.entries(place):
+        try:
+            line = settings_in(extensions.find(place, name, flag(name)))[name]
+        except UsageError as error:  # the option exists, and says why it cannot be used
+            line = Setting(name, str, False, True, None, "Run", "Not available here.", missing=str(error))
+        after = [i for i, other in enumerate(lines) if other.group == line.group]
+        lines.insert(after[-1] + 1 if after else len(lines), line)
+    return {line.name: line for line in lines}
+
+
+COMMON = with_extensions({name: line for table in (Run, Data, Model, Diffusion, Optimiser, Output)
+                          for name, line in settings_in(table).items()})
 
 
 # Readers --------------------------------------------------------------------------------------------------------------
@@ -388,6 +315,8 @@ def check_value(line, value, shown=None, limits=True):
     shown = shown or flag(line.name)
     if value is None and line.open:
         return
+    if line.missing:
+        raise UsageError(line.missing)
     if isinstance(value, tuple) != line.many:
         raise UsageError(f"{shown} {say(value)} must be {'a list' if line.many else 'one value'}.")
     for v in value if line.many else (value,):
@@ -404,24 +333,7 @@ def check_value(line, value, shown=None, limits=True):
             raise UsageError(f"{shown} {say(value)} must be {line.range}.")
 
 
-def flag(name):
-    """The command line's name of a setting."""
-    return "--model" if name == "architecture" else "--" + name.replace("_", "-")
 
-
-def say(value):
-    """A value as one writes it on the command line: 1, and not 1.0."""
-    if isinstance(value, tuple):
-        return printable(",".join(map(say, value)) or "none", 200)
-    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
-        return str(value).removesuffix(".0")
-    return printable(value, 200)
-
-
-def say_limit(value):
-    """A limit in short, to six digits where it has many: 64, 0.001, 1000000, 5.96046e-08, 1e+30."""
-    text = say(value)
-    return text if len(text) <= LIMIT_DIGITS else f"{value:g}"
 
 
 def counted(count, noun):

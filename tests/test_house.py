@@ -13,10 +13,11 @@ import numdiff
 
 ROOT = pathlib.Path(numdiff.__file__).resolve().parent
 CLI = ROOT.parent / "cli"
-GROUND = ("archives", "arguments", "caches", "children", "dtypes", "errors", "files", "float8", "hdf5",
-          "option_names", "outputs", "plots", "progress", "progress_bar", "schema", "settings", "signals", "unpickle")
+GROUND = ("archives", "arguments", "caches", "children", "dtypes", "errors", "extensions", "files", "float8", "hdf5",
+          "option_names", "outputs", "plots", "progress", "progress_bar", "schema", "setting", "settings", "signals",
+          "unpickle")
 # From the top down; what stands in one line does not import each other.
-FLOORS = (("cli",), ("numdiff",), ("benchmark", "evaluation", "lessons"), ("training",), ("distributed",),
+FLOORS = (("extras",), ("cli",), ("numdiff",), ("benchmark", "evaluation", "lessons"), ("training",), ("distributed",),
           ("data", "diffusion"), ("nn",), ("kernels",), ("device",), ("emulator",), GROUND)
 # Who names Numba, and what it takes from there: `cuda` comes from numdiff.device, types and `intrinsic` make intrinsics
 INTRINSICS = {"numba.cuda.types", "numba.cuda.extending.intrinsic"}

@@ -35,7 +35,8 @@ GUIDES = {"numdiff/training": "Training in detail", "numdiff/data": "Data in det
           "numdiff/nn/convert": "Converting weights in detail", "numdiff/diffusion": "Samplers in detail",
           "numdiff/distributed": "Several GPUs in detail", "numdiff/evaluation": "Evaluation in detail",
           "numdiff/device": "GPUs and caches in detail", "numdiff/emulator": "The emulator in detail",
-          "numdiff/benchmark": "Benchmarks in detail", "numdiff/kernels": "The kernels in reading order"}
+          "numdiff/benchmark": "Benchmarks in detail", "numdiff/kernels": "The kernels in reading order",
+          "numdiff/extras": "Extras in detail"}
 # Timelines that the emulator draws, {file: [(operation, version, caption)]}, and its pictures of layouts
 TIMELINES = {"softmax": [("softmax", 1, "Version 1: a tree in shared memory, with a barrier for each level."),
                          ("softmax", 2, "Version 2: a warp needs no barrier.")],

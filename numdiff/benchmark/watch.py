@@ -7,7 +7,8 @@ import functools
 import inspect
 import sys
 
-from ..kernels import check  # noqa: F401 - loads every module of numdiff.kernels, so that all operations are found
+from ..extensions import kernel_packages
+from ..kernels import check  # noqa: F401 - loads every module with kernels, so that all operations are found
 from ..nn import recording, tensor
 from .costs import is_operation
 
@@ -16,11 +17,11 @@ MODEL = "(model)"  # what the model's own forward does between its parts
 
 
 def operations():
-    """The functions of numdiff.kernels whose cost is known."""
-    modules = [m for name, m in list(sys.modules.items()) if name.startswith("numdiff.kernels.")
+    """The functions of modules with kernels whose cost is known."""
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith(kernel_packages())
                and not name.startswith("numdiff.kernels.check")]
     return {f for m in modules for name, f in list(vars(m).items()) if is_operation(name, f)
-            and f.__module__.startswith("numdiff.kernels")}
+            and f.__module__.startswith(kernel_packages())}
 
 
 @contextlib.contextmanager

@@ -15,9 +15,10 @@ import types
 
 import numpy as np
 
+from ..extensions import kernel_packages
 from .array import DeviceArray
 from .bfloat16 import bfloat16
-from .kernel_cache import PACKAGES, Key, MachineCode
+from .kernel_cache import Key, MachineCode, is_hashed
 from .quick_types import quick_types
 from .requires import check_supported
 
@@ -90,7 +91,7 @@ def key_of(kernel, arguments):
 
 def is_kept(key):
     """Whether a kernel may be found by its name: a user's own kernel may change while its name does not."""
-    return key.module.startswith(PACKAGES)
+    return is_hashed(key.module)
 
 
 def compile_kernel(kernel, words, capability):
@@ -149,9 +150,10 @@ def stand_in(capability):
             dispatcher.get_current_device = current
 
 
-def kernels_by_name(package="numdiff.kernels"):
-    """{(module, name): kernel} of all kernels that the loaded modules of a package hold."""
-    modules = [m for name, m in list(sys.modules.items()) if name.startswith(package)]
+def kernels_by_name(package=None):
+    """{(module, name): kernel} of all kernels that the loaded modules of a package hold; None: of all that have some.
+    """
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith(package or kernel_packages())]
     kernels = [kernel for module in modules for value in list(vars(module).values())
                for kernel in (value.values() if isinstance(value, dict) else [value])
                if hasattr(kernel, "py_func") and not kernel.targetoptions.get("device")]

@@ -25,9 +25,9 @@ import time
 from typing import NamedTuple
 
 from ..caches import cache_root, check_own, own_folder, read_own, write_own
+from ..extensions import kernel_files, kernel_packages
 
 MAGIC = b"numdiff kernel 1\n"
-PACKAGES = ("numdiff.kernels.", "numdiff.device.")  # whose code is kept: it is in the folder's name
 STALE = 3600  # seconds after which an unfinished file is removed
 COMPILERS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc-cu12",
              "nvidia-nvjitlink-cu12")  # the packages whose versions decide the machine code
@@ -55,6 +55,11 @@ def cache_directory():
     return os.path.join(cache_root(), f"kernels-{code_digest()}")
 
 
+def is_hashed(module):
+    """Whether the source of a module is in the folder's name, so that its compiled code can be kept."""
+    return module.startswith(("numdiff.device.", *kernel_packages()))
+
+
 @functools.cache
 def code_digest():
     """A hash of all files: a kernel may call functions of many of them."""
@@ -63,6 +68,8 @@ def code_digest():
     for folder in ("device", "kernels"):
         for path in sorted((package / folder).rglob("*.py")):
             digest.update(path.read_bytes())
+    for path in kernel_files():
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -15,7 +15,7 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from ..caches import cache_root, check_own, own_folder, read_own, write_own
-from .kernel_cache import PACKAGES, code_digest, toolchain
+from .kernel_cache import code_digest, is_hashed, toolchain
 
 CHECKSUM = 32  # bytes of SHA-256, before the rest
 
@@ -26,7 +26,7 @@ class LoopCache(NullCache):
 
     def __init__(self, function):
         self._name = f"{function.__module__}.{function.__qualname__}"
-        self._kept = self._name.startswith(PACKAGES) and "<locals>" not in self._name
+        self._kept = is_hashed(self._name) and "<locals>" not in self._name
 
     def load_overload(self, sig, target_context):
         """The compiled function for arguments of certain types; None if it is not there, or damaged."""

@@ -194,21 +194,6 @@ def dpm_solver_pp_2m(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noi
     return x
 
 
-def learned(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise: Noise | None = None,
-            weights: Sequence = ()) -> AnyArray:
-    """Learned steps: x_(i+1) = w_i · x_T + Σ_(j ≤ i) w_ij · x_0(j) with weights fitted to DDIM's many steps.
-
-    Duan et al. 2023 (OLSS, arXiv:2305.14677), eq. 9. weights: of step i, i + 2 numbers (learned_steps.py)
-    """
-    parts = [x]
-    for now, row in zip(sigmas, weights, strict=False):
-        parts.append(denoise(x, now))
-        x = combine(*zip(row[:3], parts[:3], strict=False))
-        for k in range(3, len(parts), 2):
-            x = combine((1.0, x), *zip(row[k:k + 2], parts[k:k + 2], strict=False))
-    return x
-
-
 def repaint(denoise: Denoise, x: AnyArray, sigmas: Sequence[float], noise: Noise | None, known: AnyArray,
             mask: AnyArray, jump: int = 5, resamples: int = 5) -> AnyArray:
     """Inpainting: `ddpm` steps, after each of which the known pixels are put back, with the level's noise.

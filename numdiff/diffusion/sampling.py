@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import extensions
 from ..device import AnyArray, download, upload
 from ..errors import OutOfMemoryError, TooManyElementsError, UsageError, shown
 from ..kernels.diffusion.images import pixels_forward
@@ -18,13 +19,12 @@ from ..nn.model import Model, check_types
 from ..settings import MAX_SAMPLE_STEPS, say
 from .denoiser import Denoiser, check_interval
 from .guidance import GUIDE_SCALE, LARGEST_SCALE, check_guidance, checked_guide
-from .learned_steps import check_schedule
 from .memory import say_what_counts, say_what_fits
 from .pictures import as_in_training
 from .plan import Plan
 from .process import Diffusion
 from .run import Run
-from .samplers import NOISY, WITH_ETA, get_sampler, heun, heun_in_time, learned, repaint
+from .samplers import NOISY, WITH_ETA, get_sampler, heun, heun_in_time, repaint
 
 MOST_IMAGES = 10**7  # of a Sampling, whose classes are held in memory
 LAST_SEED = 2**32 - 1  # a sample's counter is 32 bits wide
@@ -94,7 +94,7 @@ class Sampling:
     known, mask: inpainting by RePaint: an image (H, W, C) in [-1, 1], and (H, W) with 1 where it is to be kept;
         jump, resamples: as in `repaint`
     slerp: length of the rows, each of which goes from one seed's noise to the next seed's; image i is in row i // slerp
-    schedule: learned steps, as `learned_steps.Trajectory.schedule` gives them, instead of steps, sampler and spacing
+    schedule: learned steps, as a file of `numdiff schedule` has them, instead of steps, sampler and spacing
     eager: launch every kernel from Python; changes no bit. arena: device memory for the intermediate results of a step
         (default: the one that all inference shares)
     Raises `UsageError` for options that do not fit the model or each other. `batches` raises `OutOfMemoryError`, which
@@ -203,8 +203,9 @@ class Sampling:
         if any(given):
             raise UsageError("a schedule has steps of its own, and leaves nothing to say by "
                              f"{next(filter(None, given))}: leave that out, or the schedule.")
-        check_schedule(schedule, self)
-        self.function, self.sampler, self.spacing = learned, "learned", "learned"
+        steps = extensions.find("steps", "learned steps", "schedule")
+        steps.check_schedule(schedule, self)
+        self.function, self.sampler, self.spacing = steps.learned, "learned", "learned"
         self.sigmas = [*schedule["sigmas"], 0.0]
         self.steps, self.settings = len(self.sigmas) - 1, {"weights": schedule["weights"]}
 
@@ -223,7 +224,7 @@ class Sampling:
         """The settings that determine the images besides the model and their classes, as values for JSON."""
         more = {} if self.cfg_interval is None else {"cfg_interval": list(self.cfg_interval)}
         settings = dict(self.settings)
-        if self.function is learned:  # "weights" are the model's where samples are described
+        if self.sampler == "learned":  # "weights" are the model's where samples are described
             more |= {"sigmas": self.sigmas[:-1], "step_weights": settings.pop("weights")}
         if self.guide is not None:
             more["guide_scale"] = self.guide_scale

@@ -42,6 +42,7 @@ import numpy as np
 from ..device import DeviceArray
 from ..device.planned import CARDS
 from ..device.requires import required, supports
+from ..extensions import kernel_packages
 from . import versions as names
 
 OPERATIONS: dict[str, "Operation"] = {}  # {name: Operation} of the modules that are imported
@@ -281,11 +282,29 @@ def lacks_multiple(width, count, what="elements"):
 
 
 def all_operations():
-    """[Operation] of all modules of numdiff.kernels, which are imported; by name, the same order in every process."""
-    for info in pkgutil.walk_packages(importlib.import_module(__package__).__path__, f"{__package__}."):
-        if not info.name.startswith((f"{__package__}.check", f"{__package__}.figures")):
-            importlib.import_module(info.name)
+    """[Operation] of all modules with kernels, which are imported; by name, the same order in every process."""
+    kernel_modules()
     return [OPERATIONS[name] for name in sorted(OPERATIONS)]
+
+
+def kernel_modules():
+    """[module] with kernels: of numdiff.kernels and of extensions; these are left out where they cannot be imported."""
+    found = []
+    for name in kernel_packages():
+        try:
+            found += _modules_of(name)
+        except ImportError:
+            if name == __package__:
+                raise
+    return found
+
+
+def _modules_of(name):
+    package = importlib.import_module(name)
+    without = f"{name}.check", f"{name}.figures"
+    return [package, *(importlib.import_module(info.name) for info in
+                       pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}.")
+                       if not info.name.startswith(without))]
 
 
 def first_on_device(values):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .. import extensions
 from ..device import AnyArray, copy_into, download, is_device, side_by_side, upload, zeros
 from ..device.limits import multiprocessors_of
 from ..errors import UsageError, shown
@@ -20,7 +21,6 @@ from ..kernels.optimizer.grad_norm import global_norm
 from ..kernels.optimizer.loss_scale import loss_scale_update
 from ..kernels.optimizer.muon import Stack, alike, muon_update
 from ..kernels.optimizer.newton_schulz import newton_schulz_cost
-from ..kernels.optimizer.power_ema import exponents_of, power_ema_update
 from ..kernels.optimizer.step_state import (
     count_update,
     latch_nonfinite,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ..arguments import AdamWArguments
 
 AT_ONCE = 64 << 20  # numbers of all of Muon's stacks up to which they share the GPU; larger ones fill it, one by one
-MAX_AVERAGED = 2**31 - 1  # numbers of all averages of ema_std, which kernels count in 32 bits
 # of the state; all else is like the parameters
 SCALARS = "step", "updates", "loss_scale", "loss_scale_counts", "fp8_scale", "fp8_history"
 OF_PRECISION = "loss_scale", "fp8_"  # how buffers begin that a state of another precision does not have
@@ -83,8 +82,9 @@ class AdamW:
     partition: a `Partition`, where several ranks train together; each then updates its part (nn/partition.py)
     Frozen parameters (`FlatParameters.freeze`) keep their bits, and so does their average.
     Attributes settings: the arguments, all of them; m, v, ema: flat arrays like the parameters, or like this rank's
-    part of them; power_ema: a row like them for each of ema_std, or None; step uint32 (1,): steps done; updates
-    uint32 (1,): those that were not skipped; gradient_norm, rate (1,).
+    part of them; step uint32 (1,): steps done; updates uint32 (1,): those that were not skipped; gradient_norm, rate
+    (1,); extensions: what extensions keep (extensions.py): each has update(weights, updates, gradient_norm), with this
+    rank's part of the weights, and arrays(), which names what a checkpoint stores.
     """
 
     def __init__(self, parameters: FlatParameters, *, loss_scale: LossScale | None = None,
@@ -103,14 +103,8 @@ class AdamW:
         self.ema = zeros(own, np.float32, like) if self.settings.ema_decay else None
         if self.ema is not None:
             copy_into(self.ema, parameters.data[self.first:self.stop])
-        self.power_ema = None
-        if stds := self.settings.ema_std:
-            exponents = exponents_of(stds)
-            if len(stds) * own > MAX_AVERAGED:
-                raise UsageError(f"averages of {len(stds)} widths have more numbers than kernels can count: keep "
-                                 "fewer.")
-            self.power_ema = zeros((len(stds), own), np.float32, like)
-            self.exponents = upload(exponents, like)
+        self.extensions = [kind(self.settings, self._own(like)) for kind in
+                           extensions.active("optimizer_state", self.settings)]
         self.step, self.updates = zeros(1, np.uint32, like), zeros(1, np.uint32, like)
         self.rate = zeros(1, np.float32, like)
         self.first_bad_step = upload(np.array([-1], np.int32), like)  # -1: none yet
@@ -143,8 +137,8 @@ class AdamW:
         learning_rate_forward(self.step, self.rate, s.learning_rate, s.warmup_steps, s.total_steps, s.cosine)
         self._update_weights()
         count_update(self.updates, self.gradient_norm)
-        if self.power_ema is not None:
-            power_ema_update(self.power_ema, self._own(weights.data), self.updates, self.gradient_norm, self.exponents)
+        for extension in self.extensions:
+            extension.update(self._own(weights.data), self.updates, self.gradient_norm)
         if self.partition:
             self.partition.gather_weights()
         if getattr(weights, "float8", None) is not None:
@@ -218,9 +212,8 @@ class AdamW:
         return arrays
 
     def averages(self) -> dict[str, AnyArray]:
-        """{name: array on the device (n,)} of the averages of ema_std."""
-        return {f"ema_std_{std:g}": self.power_ema[k:k + 1].reshape(-1)
-                for k, std in enumerate(self.settings.ema_std or ())}
+        """{name: array on the device (n,)} that extensions keep, such as the averages of ema_std."""
+        return {name: array for extension in self.extensions for name, array in extension.arrays().items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from `state()`; what a state of another precision does not have keeps its first value."""

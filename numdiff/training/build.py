@@ -16,8 +16,8 @@ from ..progress import doing
 from ..settings import arguments
 from . import kinds
 from .initial import check_dataset, start_of, take
-from .post_hoc_ema import snapshot_every
 from .precision import IN_TRAINING, SCALES_LOSS
+from .run_extension import extensions_of
 from .trainer import Trainer, matrices_of
 
 MAX_PARAMETERS = 2**31 - 1  # numbers of a flat buffer, which kernels count in int32
@@ -96,7 +96,8 @@ def check_memory(options, sizes):
         kept //= 8
     ranks = current()
     share = ranks.local_size / ranks.size if options.shard_update != "no" else 1  # of moments and averages, here
-    weights = (8 + (8 + 4 * len(options.ema_std or ())) * share) * count_parameters(options.model, sizes)[0]
+    kept_by_others = 4 * sum(each.floats for each in extensions_of(options))
+    weights = (8 + (8 + kept_by_others) * share) * count_parameters(options.model, sizes)[0]
     images = options.batch * pixels * sizes["in_channels"] + 4 * microbatch * kept
     if weights + images > machine_bytes():
         what = "--batch or --microbatch" if images > weights else "model"
@@ -196,8 +197,13 @@ def describe_muon(options, model):
             f"{sum(map(math.prod, shapes.values())):,} parameters; AdamW for the others")
 
 
-def describe_average(options):
-    """One line about the averaged weights."""
+def describe_average(options, parameters):
+    """One line about the averaged weights, and what extensions keep of so many parameters."""
+    return describe_decay(options) + "".join(each.describe(parameters) for each in extensions_of(options))
+
+
+def describe_decay(options):
+    """The averaged weights in words."""
     decay = options.ema_decay
     if decay is None:
         decay = 0.5 ** (options.batch / options.ema_halflife) if options.ema_halflife else 0.0
@@ -205,17 +211,6 @@ def describe_average(options):
         return "none"
     start = ", in step n at most (1 + n) / (10 + n)" if options.ema_warmup else ""
     return f"decay {decay:.6g} a step, half forgotten after {options.ema_halflife:,.6g} images{start}"
-
-
-def describe_profiles(options, parameters):
-    """What is kept and stored of --ema-std; empty for nothing. parameters: their number."""
-    if not options.ema_std:
-        return ""
-    every, size = snapshot_every(options), 4 * parameters * len(options.ema_std)
-    often = "every step" if every == 1 else f"every {every:,} steps"
-    widths = f"width{'s' * (len(options.ema_std) > 1)} {', '.join(f'{std:g}' for std in options.ema_std)}"
-    return (f"; also of the {widths}, stored {often} in {size / 1e6:,.3g} MB, "
-            f"{-(-options.steps // every) * size / 1e9:,.3g} GB in all")
 
 
 def describe_precision(options):
@@ -291,7 +286,7 @@ def describe_without_training(options, peaks_on=None):
     if options.optimizer == "muon":
         yield f"optimizer {describe_muon(options, kinds.get(options.model).laid_out(sizes))}"
     parameters = count_parameters(options.model, sizes)[0]
-    yield f"average   {describe_average(options)}{describe_profiles(options, parameters)}"
+    yield f"average   {describe_average(options, parameters)}"
     yield f"precision {describe_precision(options)}"
     if options.recompute != "no":
         peaks = peaks_on(options, sizes, get_gpu()) if peaks_on and options.device == "cuda" else None

@@ -26,7 +26,7 @@ import zlib
 import h5py
 import numpy as np
 
-from .. import schema
+from .. import extensions, schema
 from ..errors import NumdiffError, printable
 from ..files import Refused, atomic_file, check_held, open_regular, remove, remove_stray_files, set_aside
 from ..hdf5 import MAGIC, open_hdf5
@@ -50,9 +50,9 @@ FINGERPRINT = schema.record({  # data/fingerprint.py
     "rule": schema.integer(0), "shape": schema.items(schema.integer(0), 4, 4), "dtype": schema.text(),
     "classes": CLASSES, "labels": schema.optional(schema.text()), "rows": schema.text()}, {}, schema.anything)
 META = schema.record({}, {  # of the known keys; there may be others
+    **extensions.available("checkpoint_meta"),
     "model": schema.text(), "model_options": schema.options, "diffusion": schema.optional(schema.options),
     "index": INDEX, "step": schema.integer(0), "classes": schema.optional(CLASSES), "source": schema.text(1 << 12),
-    "ema_std": schema.items(schema.number(0.005, 0.28), 64), "updates": schema.integer(0),  # post_hoc_ema.py
     "averaged": schema.record({"std": schema.number(), "error": schema.number(), "stored": schema.integer(0)}),
     "split": schema.record({"ranks": schema.integer(1), "microbatch": schema.integer(1)}, {}, schema.anything),
     "schedule": schema.record({"learning_rate": schema.number(0, 1e308), "warmup_steps": schema.integer(0),

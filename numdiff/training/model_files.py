@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .. import schema
+from .. import extensions, schema
 from ..diffusion import Diffusion, alpha_bars
 from ..diffusion.schedule import SCHEDULES
 from ..errors import NumdiffError, UsageError, printable, shown
@@ -38,7 +38,6 @@ from . import kinds
 from .checkpoint import INDEX, load_checkpoint, newest_checkpoint, save_checkpoint
 from .kinds.dit_weights import read_diffusers_folder
 from .kinds.weights import MAX_IMAGE_SIZE, defaults_of, flag
-from .post_hoc_ema import post_hoc, refuse_snapshot
 from .precision import set_precision
 from .run_folder import refuse_runs
 
@@ -147,7 +146,9 @@ def read_model_file(path, weights=None, ema_std=None):
                            "`numdiff convert`.")
     buffers, meta = load_checkpoint(path)
     check_model_meta(path, meta)
-    refuse_snapshot(path, buffers)
+    if "parameters" not in buffers:
+        for weights_of in extensions.available("weights").values():
+            weights_of.refuse(path, buffers)
     if weights == "raw" and "averaged" in meta:
         raise UsageError(f"{path} holds averaged weights alone, and none as trained, which weights raw asks for: leave "
                          "that out, or give a checkpoint of the run.")
@@ -157,7 +158,7 @@ def read_model_file(path, weights=None, ema_std=None):
     name = "ema" if weights != "raw" and "ema" in buffers else "parameters"
     flat, arrays = buffers.get(name), {}
     if ema_std is not None:
-        flat, error, kept = post_hoc(path, ema_std, buffers, meta)
+        flat, error, kept = extensions.find("weights", "ema_std", "ema_std").weights_of(path, ema_std, buffers, meta)
         meta["averaged"] = {"std": float(ema_std), "error": error, "stored": len(kept)}
     end = max((entry["offset"] + math.prod(entry["shape"]) for entry in meta["index"]), default=0)
     if flat is None or flat.ndim != 1 or flat.dtype != np.float32 or not 0 < end <= flat.size:

@@ -15,11 +15,10 @@ from ..diffusion.process import PATH_PREDICTIONS, check_objective
 from ..dtypes import half_of
 from ..errors import NumdiffError, UsageError, near_miss
 from ..files import Refused, read_bytes, write_json
-from ..kernels.optimizer.power_ema import exponents_of
-from ..option_names import as_options
 from ..settings import COMMON, check_value, flag, say
 from . import kinds
 from .precision import FLOAT8_ON, ON_TENSOR_CORES, SCALES_LOSS, automatic, gpu_capability
+from .run_extension import extensions_of
 
 MAX_SIZE = 256  # pixels a side that a run takes from its dataset where --image-size is not given
 OPTIONS_BYTES = 1 << 20  # of an options.json
@@ -160,22 +159,13 @@ def resolve(given, capability=None):
         options.cfg_scale = None
     kind.resolve(options, given)
     _resolve_average(options, given)
-    if "muon_momentum" in given and options.optimizer != "muon":
-        raise UsageError(f"--muon-momentum {options.muon_momentum:g} needs --optimizer muon: add it, or leave this "
-                         "out.")
+    _check_needs(options, asked, lines)
     for name, needs in (*((name, SCALES_LOSS) for name in ("loss_scale", "loss_scale_rule", "loss_scale_interval")),
                         ("fp8_promotion", ("fp8",))):
         if given.get(name, lines[name].default) != lines[name].default and options.precision not in needs:
             setting = "--no-fp8-promotion" if name == "fp8_promotion" else f"{flag(name)} {say(given[name])}"
             raise UsageError(f"{setting} is of --precision {' and '.join(needs)}, and this run computes in "
                              f"{options.precision}: leave it out.")
-    for name in ("sla_topk", "sla_linear"):
-        if name in asked and options.attention != "sla":
-            raise UsageError(f"{flag(name)} {say(getattr(options, name))} needs --attention sla: add it, or leave this "
-                             "out.")
-    if "ema_snapshots" in given and not options.ema_std:
-        raise UsageError(f"--ema-snapshots {options.ema_snapshots} needs --ema-std, whose averages it stores: add it, "
-                         "such as 0.05,0.10, or leave this out.")
     if start is not None and "learn_sigma" not in asked:
         initial.check_variance(start, options, without_variance(options))
     check(options)
@@ -192,6 +182,17 @@ def _size_of_data(path, device, usual):
     from ..data.dataset import fitting_size  # here, as it loads NumPy
     size = None if os.path.isdir(path) else fitting_size(path, MAX_SIZE if device == "cuda" else usual)
     return {"image_size": size} if size else {}
+
+
+def _check_needs(options, given, lines, remedy=": add it, or leave this out"):
+    """Refuse a setting that was given, and means nothing without another one."""
+    for name in given:
+        if lines[name].needs:
+            other, value = lines[name].needs
+            now = getattr(options, other)
+            if now != value if value is not None else not now:
+                wanted = flag(other) if value is None else f"{flag(other)} {value}"
+                raise UsageError(f"{flag(name)} {say(given[name])} needs {wanted}{remedy}.")
 
 
 def _of_preset(kind, preset, given):
@@ -279,10 +280,8 @@ def resolve_resumed(saved, given, run="RUN"):
             raise UsageError(f"{given} does not fit the run, which was started with {then}; leave it out, or start a "
                              "new run.")
     device = resolve_device(given.get("device", saved.device))
-    if "ema_snapshots" in given and not saved.ema_std:
-        raise UsageError(f"--ema-snapshots {given['ema_snapshots']} is of the averages of --ema-std, without "
-                         "which the run was started: leave it out, or start a new run with --ema-std.")
     options = saved.changed(**{**given, "device": device})
+    _check_needs(options, given, lines, ", without which the run was started: leave it out, or start a new run")
     options.precision = _precision(options.precision, device)
     check(options)
     return options
@@ -355,8 +354,8 @@ def _check_run(o):
         fits = max(m for m in range(1, min(o.microbatch, o.batch) + 1) if o.batch % m == 0)
         raise UsageError(f"--batch {o.batch} is not divisible by --microbatch {o.microbatch}; use a --microbatch of "
                          f"{fits}, or a --batch of {-(-o.batch // o.microbatch) * o.microbatch}.")
-    with as_options():
-        exponents_of(o.ema_std or ())  # refuses a width that is there twice
+    for extension in extensions_of(o):
+        extension.check()
     if o.warmup_steps > o.steps:
         raise UsageError(f"--warmup-steps {o.warmup_steps} is more than --steps {o.steps}; use fewer.")
     if o.vlb_weight is not None and not o.learn_sigma:

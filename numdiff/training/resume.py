@@ -22,7 +22,7 @@ from .checkpoint import load_checkpoint, set_aside_later
 from .kinds.weights import defaults_of
 from .model_files import check_model_meta
 from .options import load_options
-from .post_hoc_ema import set_aside_snapshots
+from .run_extension import extensions_of
 from .trainer import ranks_of, split_batch
 
 
@@ -63,7 +63,8 @@ def prepare_resumed(options, run_dir, step):
     options.save(pathlib.Path(run_dir) / "options.json")
     check_held(run_dir)
     set_aside_later(run_dir, step)
-    set_aside_snapshots(run_dir, step)
+    for extension in extensions_of(options):
+        extension.set_aside(run_dir, step)
 
 
 def check_split(options, communicator):

@@ -6,7 +6,6 @@
         loss.png                    the loss so far
         samples-00000400.png        images from the averaged weights
         checkpoint-00000400.h5      everything that a bitwise resume needs
-        averages-00000120.h5        of --ema-std, for `numdiff ema`
         watchdog.log                why a job of several ranks was ended, if it was
 
 Every rank runs all of this; only rank 0 writes and prints (distributed/communicator.py).
@@ -40,7 +39,6 @@ from .build import (
     describe_muon,
     describe_precision,
     describe_preset,
-    describe_profiles,
     describe_recomputation,
     in_parts,
     model_options,
@@ -58,7 +56,6 @@ from .compiling import compiling
 from .initial import check_dataset, forget, start_of
 from .options import TrainOptions, load_options
 from .plan import plan_run
-from .post_hoc_ema import save_snapshot, snapshot_every
 from .precision import SCALES_LOSS
 from .previews import Previews, draws, sampling_record
 from .report import STATS, Output, Reporter, columns_of, image_grid, read_stats, save_png
@@ -77,6 +74,7 @@ from .resume import (
     split_of,
     why_no_step,
 )
+from .run_extension import extensions_of
 from .run_folder import create_run, find_resume, lock_run, sample_path
 
 SIGPIPE = getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
@@ -220,7 +218,7 @@ def describe(options, dataset, trainer):
     if options.optimizer == "muon":
         yield f"optimizer {describe_muon(options, model)}"
     parameters = count_parameters(options.model, model.options)[0]
-    yield f"average   {describe_average(options)}{describe_profiles(options, parameters)}"
+    yield f"average   {describe_average(options, parameters)}"
     yield f"precision {describe_precision(options)}"
     if options.recompute != "no":
         yield f"recompute {describe_recomputation(options, model.options)}"
@@ -251,7 +249,7 @@ def checkpoint_meta(trainer, options):
             "data": trainer.fingerprint, "seed": trainer.seed, "init": trainer.origin, "split": split_of(trainer),
             "schedule": schedule_of(options),
             **sampling_record(options),
-            **({"ema_std": list(stds)} if (stds := trainer.settings["ema_std"]) else {})}
+            **{key: value for each in extensions_of(options) for key, value in each.meta().items()}}
 
 
 @contextlib.contextmanager
@@ -386,7 +384,7 @@ def _train(options, trainer, previews, run_dir, output):
         if trainer.step == options.steps:  # it was killed before its pictures
             saved = trainer.step
             draw_all()
-        reports = []
+        reports, extensions = [], extensions_of(options)
         while trainer.step < options.steps:
             steps = steps_until_next_event(trainer.step, options, communicator.size)
             for part in trainer.run(steps, options.log_every, asked):
@@ -400,12 +398,12 @@ def _train(options, trainer, previews, run_dir, output):
                 reports, number = [], communicator.largest(asked())
             if number:
                 stop(number)
-            if options.ema_std and due(snapshot_every(options)):
-                with pause(), doing(f"storing the averages of step {trainer.step}"):
-                    averages = communicator.build(trainer.averages)
-                    meta = checkpoint_meta(trainer, options)
-                    communicator.first(saying_how_to_go_on(options, run_dir)(save_snapshot), run_dir, trainer, averages,
-                                       meta, options)
+            for extension in extensions:
+                if extension.every() and due(extension.every()):
+                    with pause(), doing(f"storing the averages of step {trainer.step}"):
+                        averages = communicator.build(trainer.averages)
+                        communicator.first(saying_how_to_go_on(options, run_dir)(extension.store), run_dir, trainer,
+                                           averages, checkpoint_meta(trainer, options))
             if due(options.checkpoint_every):
                 save_all()
             elif communicator.size > 1 and due(COMPARE_EVERY):
@@ -417,7 +415,7 @@ def _train(options, trainer, previews, run_dir, output):
 
 def steps_until_next_event(step, options, ranks=1):
     """Steps until something must be saved, drawn or compared."""
-    intervals = (options.checkpoint_every, options.sample_every, snapshot_every(options),
+    intervals = (options.checkpoint_every, options.sample_every, *(each.every() for each in extensions_of(options)),
                  COMPARE_EVERY if ranks > 1 else 0)
     return min([options.steps - step, *(every - step % every for every in intervals if every)])
 

@@ -4,7 +4,6 @@
     stats.jsonl                 one line a report (report.py)
     loss.png, samples-….png     pictures
     checkpoint-00001234.h5      (checkpoint.py)
-    averages-00000120.h5        averaged weights of an earlier step (post_hoc_ema.py)
 """
 import contextlib
 import logging

@@ -7,10 +7,10 @@ import unicodedata
 
 import numpy as np
 
+from .. import extensions
 from ..data.fingerprint import hash_of
 from ..device import download
 from ..diffusion import Sampling
-from ..diffusion.learned_steps import read_schedule
 from ..diffusion.pictures import as_in_training, in_place_of
 from ..diffusion.sampling import class_labels, to_uint8
 from ..distributed.communicator import connect
@@ -88,7 +88,8 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         if guide:
             more["guide"] = communicator.build(load_by_options, guide, device, weights, precision, None, echo)
         if schedule:
-            more["schedule"] = communicator.first(read_schedule, schedule)
+            more["schedule"] = communicator.first(
+                extensions.find("steps", "learned steps", "--schedule").read_schedule, schedule)
             own = len(more["schedule"]["sigmas"])
             for option, value in (("--steps", None if steps == own else steps), ("--sampler", sampler)):
                 if value is not None:

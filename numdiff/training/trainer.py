@@ -324,8 +324,8 @@ class Trainer:
         return None
 
     def averages(self) -> dict[str, np.ndarray]:
-        """{name: NumPy array} of the averages of ema_std on rank 0; the others have nothing of use. Collective where
-        ranks share the update."""
+        """{name: NumPy array} of what the optimizer's extensions keep, such as the averages of ema_std, on rank 0; the
+        others have nothing of use. Collective where ranks share the update."""
         if self.communicator.rank and not self.shares_update:
             return {}
         return {name: self.optimizer.whole(array, False) for name, array in self.optimizer.averages().items()}

@@ -20,7 +20,7 @@ from numdiff.data import open_dataset
 from numdiff.data.folders import class_names
 from numdiff.errors import NumdiffError, UsageError
 from numdiff.nn import DiT
-from numdiff.settings import flag, say, say_limit
+from numdiff.setting import flag, say, say_limit
 from numdiff.training.checkpoint import checkpoint_name, save_checkpoint
 from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve, settings_of

@@ -13,6 +13,7 @@ import pytest
 
 import numdiff.kernels
 from numdiff.device import upload
+from numdiff.extras.post_hoc_ema import power_ema
 from numdiff.kernels import attention as flash_attention
 from numdiff.kernels import (
     bias,
@@ -28,7 +29,7 @@ from numdiff.kernels import (
 )
 from numdiff.kernels.conv2d import im2col, im2win
 from numdiff.kernels.diffusion import ahead, class_dropout, images, mse, q_sample, sampler, vlb
-from numdiff.kernels.optimizer import ema, grad_norm, power_ema, step_state, telemetry, zero_ranges
+from numdiff.kernels.optimizer import ema, grad_norm, step_state, telemetry, zero_ranges
 from numdiff.kernels.transformer import adaln, bias_gelu, chunk, gate, gate_adaln, patchify, qk_norm_rope, swiglu
 from tests.conftest import exhaustive
 from tests.emulator.counted import B, C, Counted, N, P, number, samples, steps

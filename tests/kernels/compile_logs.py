@@ -26,8 +26,8 @@ from tests.kernels.ptx_equal import find_ptxas, normalised
 
 # Limited by memory, with a row or more in registers: a spill would go there and back.
 IN_REGISTERS = ("groupnorm.clusters.", "groupnorm.one_pass", "layernorm.", "rmsnorm.", "optimizer.muon.",
-                "optimizer.power_ema.", "transformer.adaln.", "transformer.gate_adaln.", "transformer.qk_norm_rope.",
-                "transformer.swiglu.")
+                "transformer.adaln.", "transformer.gate_adaln.", "transformer.qk_norm_rope.", "transformer.swiglu.",
+                "numdiff.extras.post_hoc_ema.power_ema.")
 ORDERS = {"nn", "nt", "tn", "tt"}  # words of kernels' names, as `covering` reads them
 # files whose kernels take most of the time: they are unrolled, or many
 LONG = ("attention.", "conv2d.im2win.", "conv2d.implicit", "conv2d.tf32.", "fuse.chain.", "groupnorm.", "layernorm.",

@@ -123,7 +123,7 @@ def update_in_parts(device, kind, ranks):
     found = {}
     for optimizer in optimizers:
         own = {"weights": optimizer._own(optimizer.parameters.data), "ema": optimizer.ema, "v": optimizer.v,
-               "power": optimizer.power_ema.reshape(-1), "half": optimizer._own(optimizer.parameters.half)}
+               "power": optimizer.averages()["ema_std_0.1"], "half": optimizer._own(optimizer.parameters.half)}
         for name, array in own.items():
             if array is not None:
                 found.setdefault(name, []).append(download(array))

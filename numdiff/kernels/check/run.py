@@ -1,7 +1,5 @@
 """Running cases on a device, and judging what comes out."""
 import functools
-import importlib
-import pkgutil
 import re
 import time
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from ...device.requires import supports
 from ...dtypes import is_half
 from ...emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupported
 from ...errors import NumdiffError, UsageError, near_miss
-from ..operation import all_operations
+from ..operation import all_operations, kernel_modules
 from ..versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
@@ -252,11 +250,10 @@ def fused_kernels(case, version):
 
 
 def all_kernels():
-    """{(module, name)} of every kernel in numdiff.kernels that a launch can name."""
-    package = importlib.import_module(__package__.rpartition(".")[0])
+    """{(module, name)} of every kernel that a launch can name."""
     found = set()
-    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        for value in vars(importlib.import_module(info.name)).values():
+    for module in kernel_modules():
+        for value in vars(module).values():
             for kernel in value.values() if isinstance(value, dict) else [value]:
                 options = getattr(kernel, "targetoptions", {"device": True})
                 if not (options.get("device") or options.get("nogil")):  # nor a loop for the host (`on_host`)

@@ -4,7 +4,6 @@
     grad_norm.py    the norm of all gradients
     adamw.py        the step itself
     ema.py          the moving average of the weights
-    power_ema.py    averages from which one of any width can be made after the training
     newton_schulz.py  a matrix made orthogonal, nearly, by products
     muon.py         another step, for weights that are matrices
     step_state.py   step count, learning rate and seeds on the device

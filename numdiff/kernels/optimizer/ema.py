@@ -18,7 +18,7 @@ COST
 SOURCE
     Polyak and Juditsky 1992; the warm-up is that of TensorFlow's ExponentialMovingAverage.
 READ NEXT
-    power_ema.py, averages from which one of any width can be made afterwards.
+    newton_schulz.py, of another optimiser over the same buffers.
 """
 import math
 

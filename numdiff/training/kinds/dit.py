@@ -47,10 +47,10 @@ class DiTSettings:
         "Attention of each token to all others, or sparse-linear attention, sla, for images of many tokens: exact to "
         "the blocks of 64 tokens that matter most, linear to the rest.", choices=("full", "sla"), model=SAME)
     sla_topk: float = setting(0.2, "With --attention sla: the share of the blocks that is attended to exactly.",
-        unit="SHARE", above=0, high=1, model=SAME)
+        unit="SHARE", above=0, high=1, needs=("attention", "sla"), model=SAME)
     sla_linear: str = setting("rest",
         "With --attention sla: the keys that the linear part takes: those of the other blocks, or all, as the authors' "
-        "current code has it.", choices=("rest", "all"), model=SAME)
+        "current code has it.", choices=("rest", "all"), needs=("attention", "sla"), model=SAME)
     num_classes: int | None = setting(None, "Classes of the model.  [default: those of the dataset]", unit="N", low=1,
         high=1 << 20)
 

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 import numdiff
 from numdiff.device import copy_into, download, upload
 from numdiff.errors import NumdiffError, UsageError
-from numdiff.kernels.optimizer.power_ema import gamma_of
+from numdiff.extras.post_hoc_ema import combine as P
+from numdiff.extras.post_hoc_ema.power_ema import gamma_of
 from numdiff.nn import AdamW, Linear, Model
-from numdiff.training import post_hoc_ema as P
-from numdiff.training.build import describe_profiles
+from numdiff.training.build import describe_average, describe_decay
 from numdiff.training.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from numdiff.training.options import resolve, resolve_resumed
 from numdiff.training.report import STATS, read_stats
@@ -219,13 +219,13 @@ def test_a_kept_width_is_itself_and_a_third_is_the_one_that_was_tracked(folder, 
     two averages that it is made of."""
     whole, meta = load_checkpoint(newest_checkpoint(folder))
     for std in KEPT:
-        got, error, kept = P.post_hoc(newest_checkpoint(folder), std, whole, meta)
+        got, error, kept = P.weights_of(newest_checkpoint(folder), std, whole, meta)
         assert relative_error(got, whole[P.buffer_of(std)]) < 1e-6 and error < 1e-6 and len(kept) == 32
     tracked, _ = load_checkpoint(newest_checkpoint(run(tmp_path, 32, ema_std=(0.07, 0.15))))
     np.testing.assert_array_equal(tracked["parameters"], whole["parameters"])  # averaging changes no weight
     apart = relative_error(whole["ema_std_0.05"], whole["ema_std_0.1"])
     for std in (0.07, 0.15):
-        got, error, _ = P.post_hoc(newest_checkpoint(folder), std, whole, meta)
+        got, error, _ = P.weights_of(newest_checkpoint(folder), std, whole, meta)
         assert relative_error(got, tracked[P.buffer_of(std)]) < 0.003 * apart and error < 0.01
 
 
@@ -298,19 +298,19 @@ def test_damaged_and_foreign_snapshots_are_passed_over(folder, tmp_path, caplog)
     checkpoint = tmp_path / newest_checkpoint(folder).name
     checkpoint.write_bytes(newest_checkpoint(folder).read_bytes())
     whole, meta = load_checkpoint(checkpoint)
-    first, _, _ = P.post_hoc(checkpoint, 0.08, whole, meta)
+    first, _, _ = P.weights_of(checkpoint, 0.08, whole, meta)
     (_, damaged), (_, foreign) = P.list_snapshots(tmp_path)[:2]
     damaged.write_bytes(damaged.read_bytes()[:-40])
     buffers, about = load_checkpoint(foreign)
     save_checkpoint(foreign, buffers, {**about, "index": about["index"][1:]})
     said = []
-    got, _, kept = P.post_hoc(checkpoint, 0.08, whole, meta, said.append)
+    got, _, kept = P.weights_of(checkpoint, 0.08, whole, meta, said.append)
     assert len(kept) == 28 and len(said) == 2 and "truncated or damaged" in said[0] and "another training" in said[1]
     assert relative_error(got, first) < 1e-3  # early ones weigh little
     for _, path in P.list_snapshots(tmp_path)[2:]:
         path.unlink()
     with pytest.raises(UsageError, match="at 1 times.*which give widths from 0.0.* choose one of these"):
-        P.post_hoc(checkpoint, 0.2, whole, meta, said.append)
+        P.weights_of(checkpoint, 0.2, whole, meta, said.append)
 
 
 def test_resumed_is_uninterrupted(folder, tmp_path):
@@ -358,4 +358,5 @@ def test_settings_that_cannot_be(given, message):
     (8, (0.1,), "; also of the width 0.1, stored every step in 4 MB, 0.032 GB in all"),
     (3200, KEPT, "; also of the widths 0.05, 0.1, stored every 200 steps in 8 MB, 0.128 GB in all"), (8, None, "")])
 def test_what_the_log_says_of_them(steps, stds, said):
-    assert describe_profiles(resolve({**SMALL, "steps": steps, "ema_std": stds}), 10**6) == said
+    options = resolve({**SMALL, "steps": steps, "ema_std": stds})
+    assert describe_average(options, 10**6) == describe_decay(options) + said

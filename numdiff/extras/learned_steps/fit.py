@@ -27,36 +27,21 @@ distance of other images to those of 100 steps (of 255, for 4, 6, 8 and 10 steps
 and 29, 19, 2.7 and 1.9 with these (DDIM: 35 to 36).
 """
 import copy
-import hashlib
 import itertools
 import math
 
 import numpy as np
 
-from .. import schema
-from ..device import download, upload
-from ..errors import UsageError
-from ..files import Refused, read_bytes
-from ..kernels.diffusion.sampler import combine
-from .samplers import ddim
+from ...device import download, upload
+from ...diffusion.samplers import ddim
+from ...errors import UsageError
+from ...kernels.diffusion.sampler import combine
+from .steps import MAX_STEPS, described
 
 ROUNDS = 30  # of the bisection
 CUTOFF = 1e-10  # of a space's smallest direction relative to its largest: the answers, float32, say no more
 CHUNK = 1 << 15  # numbers of each vector whose products are added at a time, in float64
-MAX_STEPS = 64
 CHOICES = 4  # of levels: those of the bisection, and of the spacings that a path has
-FILE_BYTES = 4 << 20  # of a schedule
-LARGEST = 1e9  # of a weight
-
-SCHEDULE = schema.record({
-    "kind": schema.choice("learned steps"), "model": schema.text(64), "model_options": schema.options,
-    "diffusion": schema.options, "clip": schema.boolean, "cfg_scale": schema.optional(schema.number()),
-    "cfg_channels": schema.optional(schema.integer(1, 1 << 20)), "guide_scale": schema.optional(schema.number()),
-    "cfg_interval": schema.optional(schema.items(schema.number(), 2, 2)),
-    "sigmas": schema.items(schema.number(1e-9, 1e9), MAX_STEPS, 1),
-    "weights": schema.items(schema.items(schema.number(-LARGEST, LARGEST), MAX_STEPS + 1, 2), MAX_STEPS, 1)}, {
-    "errors": schema.items(schema.number(0), MAX_STEPS), "steps": schema.integer(1), "count": schema.integer(1),
-    "seed": schema.integer(0), "run": schema.optional(schema.options)}, schema.anything)
 
 
 class Trajectory:
@@ -154,8 +139,8 @@ class Trajectory:
         return chosen
 
     def schedule(self, steps):
-        """The schedule of `steps` levels, a dict for JSON, as `SCHEDULE` says; evaluates the model as often for each
-        choice of levels, of which there are up to CHOICES."""
+        """The schedule of `steps` levels, a dict for JSON, as `steps.SCHEDULE` says; evaluates the model as often for
+        each choice of levels, of which there are up to CHOICES."""
         L, sampling = len(self.sigmas), self.sampling
         if not 1 <= steps <= min(L, MAX_STEPS):
             raise UsageError(f"learned steps are 1 to {min(L, MAX_STEPS)}, and not {steps}.")
@@ -212,65 +197,3 @@ def least_squares(products, right, squares):
     right = right / length[:, None]
     weights = np.linalg.lstsq(products / np.outer(length, length), right, rcond=CUTOFF)[0]
     return weights / length[:, None], np.maximum(squares - np.sum(weights * right, axis=0), 0)
-
-
-def described(sampling):
-    """The settings that must be the same in learning and in sampling, as values for JSON."""
-    model = sampling.model
-    return {"model": getattr(model, "kind", "function"), "model_options": {k: list(v) if isinstance(v, tuple) else v
-                                                   for k, v in model.options.items()},
-            "diffusion": sampling.diffusion.options, "clip": sampling.clip,
-            "cfg_scale": None if sampling.cfg_scale in (None, 1) else float(sampling.cfg_scale),  # 1 is no guidance
-            "cfg_channels": sampling.cfg_channels, "guide_scale": sampling.guide_scale if sampling.guide else None,
-            "cfg_interval": None if sampling.cfg_interval is None else list(sampling.cfg_interval),
-            "run": run_of(model)}
-
-
-def run_of(model):
-    """The identity of the run that trained a model, independent of the step, as values for JSON: the seed of its first
-    weights and its noise, and digests of its images and initial weights. None if the file does not store it."""
-    meta = getattr(model, "meta", None) or {}
-    if meta.get("seed") is None or not meta.get("data"):
-        return None
-    init = (meta.get("init") or {}).get("lines")
-    return {"seed": meta["seed"], "data": meta["data"]["rows"],
-            "init": init and hashlib.blake2b("\n".join(init).encode(), digest_size=8).hexdigest()}
-
-
-def check_schedule(schedule, sampling=None, name="this"):
-    """Refuse what is no schedule, and one that was learned from another model or with other settings.
-
-    name: what messages call it
-    """
-    try:
-        schema.check(schedule, SCHEDULE, "the schedule")
-    except schema.Mismatch as error:
-        raise UsageError(f"{name} is no schedule of numdiff schedule: {error}; make one from the model.") from None
-    sigmas, weights = schedule["sigmas"], schedule["weights"]
-    if [len(row) for row in weights] != list(range(2, len(sigmas) + 2)) or sorted(sigmas, reverse=True) != sigmas:
-        raise UsageError(f"{name} is no schedule of numdiff schedule: its levels must fall, and its i-th row of "
-                         "weights have i + 1 numbers; make one from the model.")
-    now = described(sampling) if sampling else {}
-    for name, value in now.items():
-        learned = schedule.get(name)
-        if learned != value and not (name == "run" and None in (learned, value)):
-            if isinstance(value, dict):
-                name, learned, value = next((f"{name}.{key}", learned.get(key), value.get(key))
-                                            for key in {**learned, **value} if learned.get(key) != value.get(key))
-            learned, value = ("none" if given is None else given for given in (learned, value))
-            raise UsageError(f"the schedule was learned with {name} {learned}, and here it is {value}: use it as it "
-                             "was learned, or make one with numdiff schedule.")
-
-
-def read_schedule(path):
-    """The schedule in a file, checked but for the model; a `UsageError` for any other file."""
-    try:
-        schedule = schema.parse_json(read_bytes(path, FILE_BYTES))
-    except Refused as error:
-        raise UsageError(f"--schedule {path} is no schedule of numdiff schedule: {error}; make one from the "
-                         "model.") from None
-    except OSError as error:
-        raise UsageError(f"--schedule {path} cannot be read ({error.strerror}): give a file that numdiff schedule "
-                         "wrote.") from None
-    check_schedule(schedule, name=f"--schedule {path}")
-    return schedule

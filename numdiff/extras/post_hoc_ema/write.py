@@ -1,10 +1,10 @@
 """What `numdiff ema` does: an average of another width as a model file."""
 import pathlib
 
-from ..errors import UsageError, visibly
-from ..outputs import check_ending, check_output
-from .model_files import is_foreign, read_model_file, write_model_file
-from .sampling import find_model
+from ...errors import UsageError, visibly
+from ...outputs import check_ending, check_output
+from ...training.model_files import is_foreign, read_model_file, write_model_file
+from ...training.sampling import find_model
 
 
 def ema_command(run, std, output=None, outdir="runs", echo=print):

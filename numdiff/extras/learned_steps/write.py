@@ -1,18 +1,18 @@
 """What `numdiff schedule` does: few steps, learned from a trained model, in a file that `numdiff sample` takes."""
 import time
 
-from .. import __version__
-from ..diffusion import Sampling
-from ..diffusion.learned_steps import CHOICES, Trajectory
-from ..distributed.communicator import connect
-from ..errors import UsageError
-from ..files import write_json
-from ..option_names import as_options
-from ..outputs import check_ending, check_output
-from ..progress_bar import progress_bar
-from .model_files import files_of
-from .options import resolve_device
-from .sampling import find_model, load_by_options
+from ... import __version__
+from ...diffusion import Sampling
+from ...distributed.communicator import connect
+from ...errors import UsageError
+from ...files import write_json
+from ...option_names import as_options
+from ...outputs import check_ending, check_output
+from ...progress_bar import progress_bar
+from ...training.model_files import files_of
+from ...training.options import resolve_device
+from ...training.sampling import find_model, load_by_options
+from .fit import CHOICES, Trajectory
 
 MAX_BYTES = 4 << 30  # of what is kept of the long run
 

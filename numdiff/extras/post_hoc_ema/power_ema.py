@@ -3,7 +3,7 @@
 An exponential average decays at one rate, which must be chosen before the training. A power function's average weighs
 the past in proportion to the training's length, so that its profile has one shape at any time: the weights of step s
 count at step t by (s / t)^γ. Kept for two widths and stored now and then, such averages are a basis for all others
-(training/post_hoc_ema.py).
+(combine.py).
 
 MATHEMATICS
     ema_k = ema_k + (1 - β_k) · (weight - ema_k),   β_k = (1 - 1/t)^(γ_k + 1),   t = 1, 2, … counts the updates
@@ -27,7 +27,7 @@ SOURCE
     Karras et al. 2024, "Analyzing and Improving the Training Dynamics of Diffusion Models", arXiv:2312.02696,
     section 3.1: eq. 2 (profile), eq. 3 (width), and the update's β; its appendix C derives them.
 READ NEXT
-    newton_schulz.py, of another optimiser over the same buffers.
+    combine.py, which makes an average of another width of these.
 """
 import math
 
@@ -35,8 +35,8 @@ import numpy as np
 
 from ...device import cuda, float32, launch, load4, store4
 from ...errors import UsageError
-from ..operation import lacks_multiple, naive_and_vectorised, operation
-from ..problem import Problem, integers, numbers, single
+from ...kernels.operation import lacks_multiple, naive_and_vectorised, operation
+from ...kernels.problem import Problem, integers, numbers, single
 
 BLOCK = 256  # threads
 CHUNK = 32768  # elements the reference updates at a time: three arrays of 128 KiB, which stay in the caches

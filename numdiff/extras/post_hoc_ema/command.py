@@ -1,7 +1,7 @@
 """`numdiff ema`: averaged weights of another width, after the training."""
 import click
 
-from .output import echo
+from numdiff_cli.output import echo
 
 
 @click.command(no_args_is_help=True)
@@ -23,6 +23,6 @@ def ema(run, **options):
     numdiff sample runs/00000-unet-tiny/ema-0.08.h5
     numdiff sample auto --ema-std 0.15                  without a file
     """
-    from numdiff.training.ema import ema_command
+    from .write import ema_command
 
     ema_command(run, echo=echo, **options)

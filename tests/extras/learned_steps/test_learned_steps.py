@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 
 from numdiff.diffusion import Sampling, sample
-from numdiff.diffusion.learned_steps import CHOICES, Trajectory, check_schedule, described
 from numdiff.errors import UsageError
+from numdiff.extras.learned_steps.fit import CHOICES, Trajectory
+from numdiff.extras.learned_steps.steps import check_schedule, described
 from numdiff.nn import UNet
 from tests.diffusion.stub import GaussianModel
 

@@ -1,7 +1,7 @@
 """Averages of any width, put together after the training from those that a run has stored on the way.
 
-A run with `--ema-std 0.05,0.10` keeps averages with power-function profiles of these widths
-(kernels/optimizer/power_ema.py) and stores them now and then:
+A run with `--ema-std 0.05,0.10` keeps averages with power-function profiles of these widths (power_ema.py)
+and stores them now and then:
 
     runs/00000-unet-tiny/averages-00000120.h5     of step 120: a checkpoint with the buffers ema_std_0.05, ema_std_0.1
 
@@ -27,15 +27,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..device import download
-from ..errors import NumdiffError, UsageError, printable
-from ..files import remove, set_aside
-from ..kernels.optimizer.power_ema import NARROWEST, WIDEST, gamma_of
-from ..nn.module import same_index
-from .checkpoint import buffer_names, load_checkpoint, load_meta, save_checkpoint, why_damaged
+from ...errors import NumdiffError, UsageError, printable
+from ...nn.module import same_index
+from ...training.checkpoint import buffer_names, load_checkpoint, load_meta, why_damaged
+from .power_ema import NARROWEST, WIDEST, gamma_of
+from .state import PREFIX, buffer_of
 
 NAME = re.compile(r"^averages-(\d+)\.h5$")
-PREFIX = "ema_std_"  # of the averages' names in a checkpoint
 TOLERANCE = 0.05  # of a profile: with 16 snapshots of 0.05 and 0.10, the paper's widths, from 0.028 to 0.22
 STEP = 0.001  # at which the widths of a message are tried
 
@@ -92,40 +90,11 @@ def widths(times, gammas, time):
 
 # Files ----------------------------------------------------------------------------------------------------------------
 
-def buffer_of(std):
-    """The name of an average in a checkpoint."""
-    return f"{PREFIX}{std:g}"
-
-
-def snapshot_every(options):
-    """Steps between two snapshots of a run; 0: it takes none."""
-    return -(-options.steps // options.ema_snapshots) if options.ema_std else 0
-
-
 def list_snapshots(run_dir):
     """[(step, path)] of the stored averages of a run folder, in order."""
     run_dir = pathlib.Path(run_dir)
     found = ((NAME.match(path.name), path) for path in run_dir.iterdir()) if run_dir.is_dir() else ()
     return sorted((int(match[1]), path) for match, path in found if match and path.is_file())
-
-
-def save_snapshot(run_dir, trainer, averages, meta, options):
-    """Store the averages of a trainer, as its `averages()` gives them; where a run has been made longer, and its
-    snapshots too many, those that are not on the new, wider grid go."""
-    path = pathlib.Path(run_dir, f"averages-{trainer.step:08d}.h5")
-    save_checkpoint(path, averages, {**meta, "updates": int(download(trainer.optimizer.updates)[0])})
-    snapshots, every = list_snapshots(run_dir), snapshot_every(options)
-    if len(snapshots) > options.ema_snapshots + 1:
-        for step, path in snapshots[:-1]:
-            if step % every:
-                remove(path)
-
-
-def set_aside_snapshots(run_dir, step):
-    """Rename the averages of later steps, which a run that continues from `step` leaves behind, as `set_aside` does."""
-    for later, path in list_snapshots(run_dir):
-        if later > step:
-            set_aside(path)
 
 
 # Putting together -----------------------------------------------------------------------------------------------------
@@ -136,7 +105,7 @@ def updates_in(buffers):
     return 0 if counted is None or counted.shape != (1,) else int(counted[0])
 
 
-def refuse_snapshot(path, buffers):
+def refuse(path, buffers):
     """Raise a `UsageError` for a file of stored averages, which is no model: its run is what is meant."""
     if buffers and all(name.startswith(PREFIX) for name in buffers):
         raise UsageError(f"{path} holds what `numdiff ema` puts together, and no model: give its run, "
@@ -171,7 +140,7 @@ def find_kept(path, buffers, meta, warn):
     return found + own
 
 
-def post_hoc(path, std, buffers, meta, warn=None):
+def weights_of(path, std, buffers, meta, warn=None):
     """(flat float32 weights, error of their profile, [Kept]): the average of the relative width `std` at a checkpoint.
 
     path: of the checkpoint; buffers, meta: what is in it. Raises a `UsageError` with the range for a width that what

@@ -6,7 +6,7 @@ import pytest
 
 from numdiff.device import download
 from numdiff.errors import UsageError
-from numdiff.kernels.optimizer import power_ema as E
+from numdiff.extras.post_hoc_ema import power_ema as E
 from tests.conftest import shapes, versions
 
 SHAPES = shapes(minimal=(4,), odd=(37,), not_aligned=(1021,), large=(100_000,))

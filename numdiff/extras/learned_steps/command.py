@@ -2,10 +2,9 @@
 import click
 
 from numdiff.settings import PRECISIONS
-
-from .output import echo
-from .settings import ListOf
-from .values import Choice
+from numdiff_cli.output import echo
+from numdiff_cli.settings import ListOf
+from numdiff_cli.values import Choice
 
 
 @click.command("schedule", no_args_is_help=True)
@@ -48,6 +47,6 @@ def schedule(run, **options):
     numdiff schedule auto --steps 6
     numdiff sample auto --schedule schedule.json --count 64
     """
-    from numdiff.training.schedules import schedule_command
+    from .write import schedule_command
 
     schedule_command(run, progress=True, echo=echo, **options)

@@ -1,6 +1,6 @@
 """Learned steps of a trained model compared with other samplers: a table in Markdown.
 
-    python -m tests.diffusion.benchmark_learned_steps runs/00000-unet-unet64 --counts 4,6,8,10 --samples 512
+    python -m tests.extras.learned_steps.benchmark_learned_steps runs/00000-unet-unet64 --counts 4,6,8,10 --samples 512
 
 Fréchet is the distance in the features of random-conv-1 (numdiff/evaluation) to all images that the run was trained
 on. RMS is the root mean square distance, in pixel values (0 to 255), to the result of many DDIM steps from the same
@@ -17,10 +17,10 @@ import numpy as np
 from numdiff.data.dataset import default_path
 from numdiff.device import get_backend
 from numdiff.diffusion import Sampling
-from numdiff.diffusion.learned_steps import Trajectory
 from numdiff.evaluation.features import SMALLEST, RandomConv, extract
 from numdiff.evaluation.frechet import frechet_distance
 from numdiff.evaluation.sources import Features, open_source
+from numdiff.extras.learned_steps.fit import Trajectory
 from numdiff.training.model_files import load
 from numdiff.training.options import resolve_device
 from numdiff.training.run_folder import OPTIONS

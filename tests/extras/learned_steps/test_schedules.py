@@ -8,7 +8,7 @@ from click.testing import CliRunner
 import numdiff
 from numdiff_cli.main import main
 from tests.conftest import exhaustive
-from tests.diffusion import benchmark_learned_steps
+from tests.extras.learned_steps import benchmark_learned_steps
 from tests.training.test_sampling import write_model
 
 

@@ -1,0 +1,125 @@
+"""Extensions: what is added to numdiff by code that no module of the core imports.
+
+An extension is a package that calls `register` for itself. An object is named as "module:name", where the module is
+within that package, and is imported when it is first used: registering costs microseconds, and no NumPy.
+
+    register("numdiff.extras.post_hoc_ema",
+             settings={"ema_std": "settings:Optimiser", "ema_snapshots": "settings:Output"},
+             kernels={"power_ema": "power_ema"},
+             command={"ema": ("command:ema", "Average a run's weights again, with another width.")})
+
+PLACES
+    what can be added, each a table {name: where it is, or (where, a text for help)}; where without ":name": a module
+    command           a subcommand of `numdiff`: its click command, and its line of help
+    settings          a setting of training runs: the class that has it, in the form of numdiff/settings.py, whose name
+                      is the heading
+    kernels           a module, or a package of modules, that declares operations (kernels/operation.py)
+    kernel_names      a name that `numdiff.kernels` exports, too
+    functional        a differentiable operation, a name of `numdiff.nn.functional`
+    run               {setting: a `RunExtension` (training/run_extension.py)}, for runs that have this setting
+    optimizer_state   {setting: what an optimizer keeps (nn/optimizer.py)}, likewise
+    checkpoint_meta   a key of a checkpoint's description: its schema
+    weights           a module that computes weights from a checkpoint's buffers (training/model_files.py)
+    steps             a module of steps that are read from a file (diffusion/sampling.py)
+
+Another program calls `register` before it calls numdiff. The packages in `PACKAGES` are imported at the first use.
+"""
+import contextlib
+import functools
+import importlib.util
+import pathlib
+from typing import Any, NamedTuple
+
+from .errors import UsageError
+
+PACKAGES = ("numdiff.extras",)  # each registers its extensions when it is imported
+
+
+class Entry(NamedTuple):
+    """What an extension adds under a name. where: "package.module:name", or "package.module"; text: for help."""
+
+    where: str
+    text: str = ""
+
+
+_places: dict[str, dict[str, Entry]] = {}
+
+
+def register(package: str, **places: dict[str, Any]) -> None:
+    """Declare what a package adds: see the head of this file. A `ValueError` for a name that is taken."""
+    for place, entries in places.items():
+        known = _places.setdefault(place, {})
+        for name, entry in entries.items():
+            where, text = entry if isinstance(entry, tuple) else (entry, "")
+            if name in known:
+                raise ValueError(f"{package} registers the {place} {name!r}, which is {known[name].where} already")
+            known[name] = Entry(f"{package}.{where}", text)
+
+
+@functools.cache
+def _load():
+    for package in PACKAGES:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            if error.name != package:  # it is there, and lacks something
+                raise
+
+
+def entries(place: str) -> dict[str, Entry]:
+    """{name: Entry} of a place, in the order in which they were registered; imports none of the objects."""
+    _load()
+    return _places.get(place, {})
+
+
+def find(place: str, name: str, wanted: str) -> Any:
+    """The object of this name. wanted: the option or argument that needs it, for the `UsageError` where its module
+    cannot be imported."""
+    module, _, attribute = entries(place)[name].where.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(f"{wanted} needs {module}, which cannot be imported ({error}): install what it lacks, or do "
+                         f"without {wanted}.") from error
+    return getattr(found, attribute) if attribute else found
+
+
+def available(place: str) -> dict[str, Any]:
+    """{name: object} of a place, without those that cannot be imported: the options that need these say so."""
+    found = {}
+    for name in entries(place):
+        try:
+            found[name] = find(place, name, name)
+        except UsageError:
+            continue
+    return found
+
+
+def active(place: str, settings: Any) -> list[Any]:
+    """[object] of a place whose names are settings, for those that are set among the attributes of `settings`."""
+    return [find(place, name, f"--{name.replace('_', '-')}") for name in entries(place)
+            if getattr(settings, name, None)]
+
+
+def attribute_of(module: str, place: str, name: str) -> Any:
+    """For a module's `__getattr__`: what extensions add to its names."""
+    if name in entries(place):
+        return find(place, name, f"{module}.{name}")
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+@functools.cache
+def kernel_packages() -> tuple[str, ...]:
+    """Names of the packages and modules with kernels, that of the core first."""
+    return "numdiff.kernels", *(entry.where for entry in entries("kernels").values())
+
+
+def kernel_files() -> list[pathlib.Path]:
+    """The source files of extensions' kernels, in one order; none of those that cannot be found."""
+    found = []
+    for name in kernel_packages()[1:]:
+        with contextlib.suppress(ImportError):
+            spec = importlib.util.find_spec(name)
+            found += [pathlib.Path(spec.origin)] if spec else []
+    return [path for origin in found for path in
+            (sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin])]

@@ -1,0 +1,18 @@
+"""Features that no default uses, one package each: what each of them adds to numdiff, by `register` (extensions.py).
+
+Here is all that they add; README.md describes them. Nothing else is imported before an option asks for it.
+"""
+from ..extensions import register
+
+register("numdiff.extras.post_hoc_ema",
+         command={"ema": ("command:ema", "Average a run's weights again, with another width.")},
+         settings={"ema_std": "settings:Optimiser", "ema_snapshots": "settings:Output"},
+         kernels={"power_ema": "power_ema"},
+         optimizer_state={"ema_std": "state:PowerAverages"},
+         run={"ema_std": "run:PostHocEma"},
+         weights={"ema_std": "combine"},
+         checkpoint_meta={"ema_std": "settings:WIDTHS", "updates": "settings:UPDATES"})
+
+register("numdiff.extras.learned_steps",
+         command={"schedule": ("command:schedule", "Learn the steps of a sampler from a trained model.")},
+         steps={"learned steps": "steps"})

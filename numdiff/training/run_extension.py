@@ -1,0 +1,42 @@
+"""What an extension does in a training run: `RunExtension` (extensions.py, place `run`)."""
+from .. import extensions
+
+
+class RunExtension:
+    """Of a run whose options have the extension's setting; what a subclass leaves out does nothing.
+
+    options: the run's `TrainOptions`
+    Attribute floats: float32 numbers that it keeps for each parameter of the model
+    """
+
+    floats = 0
+
+    def __init__(self, options):
+        self.options = options
+
+    def check(self):
+        """Raise a `UsageError` for options that cannot work."""
+
+    def describe(self, parameters):
+        """What it keeps of so many parameters, in words that continue the line on averaged weights."""
+        return ""
+
+    def meta(self):
+        """{key: value for JSON} of a checkpoint's description."""
+        return {}
+
+    def every(self):
+        """Steps between two calls of `store`; 0: none."""
+        return 0
+
+    def store(self, run_dir, trainer, averages, meta):
+        """Write a file of its own into the run folder, on rank 0. averages: of `trainer.averages()`; meta: as of a
+        checkpoint."""
+
+    def set_aside(self, run_dir, step):
+        """Set aside its files of later steps, as a run continues from `step`."""
+
+
+def extensions_of(options):
+    """[RunExtension] of a run."""
+    return [kind(options) for kind in extensions.active("run", options)]
