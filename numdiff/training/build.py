@@ -198,7 +198,7 @@ def describe_muon(options, model):
 
 
 def describe_average(options, parameters):
-    """One line about the averaged weights, and what extensions keep of so many parameters."""
+    """One line about the averaged weights, and what extensions keep; parameters: their number."""
     return describe_decay(options) + "".join(each.describe(parameters) for each in extensions_of(options))
 
 

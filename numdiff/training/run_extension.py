@@ -18,7 +18,7 @@ class RunExtension:
         """Raise a `UsageError` for options that cannot work."""
 
     def describe(self, parameters):
-        """What it keeps of so many parameters, in words that continue the line on averaged weights."""
+        """What it keeps for a model with this number of parameters; continues the line on averaged weights."""
         return ""
 
     def meta(self):
