@@ -15,7 +15,6 @@ import numpy as np
 from ..device import DeviceArray
 from ..dtypes import is_half
 from ..kernels import conv2d
-from ..kernels.attention import sla
 from ..kernels.concat import Pair
 
 # functions that are one pass of a convolution, on some rung -> which
@@ -69,6 +68,8 @@ def cost_of(function, arguments, results):
     flops = moved = None
     if cost is not None:
         wanted = inspect.signature(cost).parameters
+        if wanted.keys() <= arguments.keys():
+            values = arguments
         if all(p in values or spec.default is not spec.empty for p, spec in wanted.items()):
             moved, flops = cost(**{p: values[p] for p in wanted if p in values})
     if moved is not None and getattr(getattr(function, "operation", None), "exact_bytes", False):
@@ -104,10 +105,6 @@ def extents(arguments):
         C //= 3
     size = math.prod(arguments["shape"]) if isinstance(arguments.get("shape"), tuple) else x.size
     rows, B = x.size // max(x.shape[-1] if x.shape else 1, 1), x.shape[0] if x.shape else 1
-    if "topk" in arguments:
-        values["count"] = sla.count_of(arguments["topk"], sla.blocks_of(x.shape[1]))
-    elif hasattr(arguments.get("kept"), "critical"):
-        values["count"] = arguments["kept"].critical.shape[-1]
     if "exponents" in arguments:
         values["k"] = len(arguments["exponents"])
     values |= {"n": size, "M": rows, "rows": rows, "pixels": rows, "B": B, "batch": B, "C": C, "N": C,

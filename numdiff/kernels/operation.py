@@ -61,6 +61,8 @@ class Version:
     number: its place in the ladder; None: one above the version before it. Two versions may share a number if they
         share no dtype.
     measured: False until figures/ has its figures
+    pays: a function of some of the operation's arguments, by name: whether the operation chooses this version, where it
+        fits, if the caller names none; None: it does
     constants: further attributes, such as the number of elements of a thread
     ladder: name of the operation that declares it, whose ceiling holds for all that share it
     """
@@ -68,8 +70,9 @@ class Version:
     ladder = None
 
     def __init__(self, name, kernel=None, *, fits=None, of=None, requires=None, dtypes=None, number=None,
-                 measured=True, **constants):
+                 measured=True, pays=None, **constants):
         self.name, self.kernel, self.fits, self.number, self.measured = name, kernel, fits, number, measured
+        self.pays = pays
         self.dtypes = None if dtypes is None else tuple(dtypes)
         self.marked = _marked(requires) if requires else kernel
         self.wanted = () if fits is None else tuple(of or inspect.signature(fits).parameters)
@@ -98,6 +101,10 @@ class Version:
             capability = ".".join(map(str, tuple(array.backend.capability)[:2]))
             return f"needs compute capability {self.requires}, and this device has {capability}"
         return self.fits(*(values[name] for name in self.wanted)) if self.fits else None
+
+    def is_worthwhile(self, values):
+        """What `pays` returns for these arguments; True without it."""
+        return self.pays is None or self.pays(*(values[name] for name in inspect.signature(self.pays).parameters))
 
 
 def _listed(versions):
@@ -188,7 +195,7 @@ class Operation:
         return [version for version in self.versions if version.lacks(array, values) is None]
 
     def choose(self, version, array, values):
-        """The version for a call: this one, or where it is None the last that fits and that `at_most` allows.
+        """The version for a call: this one, or where it is None the last that fits, pays, and that `at_most` allows.
 
         A `ValueError` names what that version lacks, or what each version lacks where none fits.
         """
@@ -201,7 +208,7 @@ class Operation:
             raise ValueError(f"version {version} of {self.name} {lack}; {remedy}")
         ceiling = names.capped(self.ladder, names.capped(self.family, self.versions[-1].number))
         for version in reversed(self.versions):
-            if version.number <= ceiling and version.lacks(array, values) is None:
+            if version.number <= ceiling and version.is_worthwhile(values) and version.lacks(array, values) is None:
                 return version
         lacks = "; ".join(f"version {version} {version.lacks(array, values)}" for version in self.versions)
         raise ValueError(f"no version of {self.name} takes these arguments: {lacks}")
@@ -230,7 +237,8 @@ def operation(*, reference=None, cost=None, versions=(), problems=(), writes=(),
 
     reference: the function for NumPy arrays, with the operation's parameters but `version`: the specification. None:
         the function takes NumPy arrays, too, since it only calls other operations
-    cost: a function of extents (benchmark/costs.py says which) that returns (bytes, FLOPs)
+    cost: a function of some of the arguments, or of extents (benchmark/costs.py says which), by name, that returns
+        (bytes, FLOPs)
     versions: [Version], the simplest first; the function's `version` is the chosen one. Or some of another operation's,
         which this one calls, as a linear layer calls matmul: `at_most` then knows that operation alone
     problems: [Problem], or a function that returns them

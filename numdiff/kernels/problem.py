@@ -120,8 +120,10 @@ class Problem:
 
     label: what identifies it among the operation's problems; None: the shapes of its first arrays, and their dtype
     tolerance: relative error in the 2-norm that a version may have against float64; None: that of the dtype
-    bfloat16: check and tests run it with bfloat16 arrays in place of its float16 ones, too
-    fast: the quick tests run it in the emulator; otherwise only the exhaustive ones do
+    bfloat16: check and tests run it with bfloat16 arrays in place of its float16 ones, too; "exhaustive": of the tests
+        only the exhaustive ones
+    fast: the quick tests run it in the emulator; otherwise only the exhaustive ones do; or the names of the versions
+        that the quick tests run
     only_compiled: tests compile it and do not run it, since others run each two of its kernel's constants
     measured: of a model's size, so that the benchmark times it, and neither check nor tests run it; "not yet": and its
         figures are still to be measured

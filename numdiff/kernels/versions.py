@@ -36,7 +36,6 @@ NAMES = {
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
     "conv2d_level": {"shifted-boxes": 1, "halo": 2},
     "flash_attention": {"naive": 1, "register-tiled": 2, "mma": 3, "tf32-bf16": 4, "hopper": 5},
-    "sla": {"naive": 1, "mma": 2, "product": 3}, "sla_backward": {"naive": 1, "mma": 2},
 }
 
 # What `at_most` knows: a product has the ceiling of "matmul", in whatever layer it is

@@ -45,9 +45,6 @@ VERSIONS = [(case, version) for case in checking.CASES for version in case.versi
 
 # "name: label vVERSION" of cases of which others have each part: for them the emulator's time is too long
 REPEATED = re.compile("|".join((
-    # a thread's loops are those of HS 8; a list and what is left are in float16, T 65, forward with HS 72's tail
-    r"sla: float16, new, HS 32, T 65, share 0.5 v2",
-    r"sla(_backward)?: (new, HS \d\d, .* v1|float16, .*(HS (8|64|72)|T 130|share 1|T 65, .* v3).*|bfloat16, .*)",
     # two tiles of queries; those of keys are seen with T 65. Other cases have both layouts and these head sizes
     r"flash_attention.*: .*T 66.*", r"flash_attention(_backward)?: (new, HS 32|legacy, HS 64), T 3.* v[24]",
     r"attention(_backward)?: new .*", r"flash_attention: legacy, HS (64|72), T 2.* v2",
@@ -97,18 +94,14 @@ ALONE = re.compile("|".join((
     r"flash_attention: legacy, HS (72, T 2|32, T 66), 2 warps v2", r"flash_attention_backward: new, HS 72, T 3, .* v2",
     r"flash_attention_backward: float16, legacy, HS 72, T 3, 256 keys, .* v3",
     r"flash_attention_backward: legacy, HS 32, T 66, chunks .* v2",  # sums of chunks
-    r"sla: float16, new, HS 72, T 65, .* v2",
     r"conv2d_weight_gradient: float16, tile of 32, (256 pixels, 1 parts|64 pixels, 4 parts), . blocks a cluster vNone"
 )))
 
 # cases that run in one order only: they are long, and others have what two orders could show
-ONCE = re.compile(r"(sla|flash_attention|linear_stack|linear_gradients|conv2d_level|matmul_level|depthwise)\w*: .*|"
+ONCE = re.compile(r"(flash_attention|linear_stack|linear_gradients|conv2d_level|matmul_level|depthwise)\w*: .*|"
                   r".*: .*bfloat16.*")  # float16 has both orders
 # …and cases that are compiled (test_compile_logs.py), not run: only constants differ; `numdiff kernels check` has them
-COMPILED = re.compile(r"sla(_backward)?: (new, HS (32|64), .* v1|float16, new, HS 64, .*|float16, .*HS 72.* v3)|"
-                      r"sla_backward: float16, .*T 130, share 0.7 v2|"  # their lists in another order are run
-                      r"sla: bfloat16, .* v3|sla(_backward)?: new, HS 72, .* v1|"
-                      # three constants, of which others have each two
+COMPILED = re.compile(# three constants, of which others have each two
                       r"matmul: float16, (a·b|aᵀ·b|aᵀ·bᵀ), tile (64|192|\(64, 64\)), float16 v.|"
                       r"matmul: float16, (aᵀ·b|aᵀ·bᵀ), tile \(128, 128\), float16 v.|"
                       r"matmul: float16, (a·b|aᵀ·b|aᵀ·bᵀ), tile (128|256|\(128, 128\)), float32 v.|"
@@ -127,7 +120,7 @@ def is_named(pattern, case, version):
 
 
 def repeats(case, version):
-    if not case.fast or is_covered(checking.Outcome(case, version).name):
+    if not case.is_fast(version) or is_covered(checking.Outcome(case, version).name):
         return True
     return is_named(REPEATED, case, version) and not is_named(ALONE, case, version)
 

@@ -22,7 +22,7 @@ from ...kernels.operation import all_operations
 from ..costs import cost_of
 from ..kernels import Array, Measured, bench_call, call_with, for_each, versions_of
 from . import conv2d, linear, matmul, transformer
-from .problem import CLASSES, N, Problem, adding_to, integers
+from .problem import Problem, adding_to
 
 __all__ = ["Problem", "bench_files", "plan", "problems", "problems_named", "without_memory"]
 
@@ -31,11 +31,11 @@ __all__ = ["Problem", "bench_files", "plan", "problems", "problems_named", "with
 def problems():
     """[Problem] of all files, in the order of their README."""
     rng, found = np.random.default_rng(0), []
-    labels, add = integers(rng.integers(0, CLASSES, N)), adding_to(found)
+    add = adding_to(found)
     matmul.add_problems(add, rng)
     conv2d.add_problems(add)
     linear.add_problems(add)
-    transformer.add_problems(add, rng, labels)
+    transformer.add_problems(add)
     for record in all_operations():
         for problem in record.problems:
             if problem.measured:

@@ -9,8 +9,7 @@ from .case import BFLOAT16_TOLERANCE, HALF_TOLERANCE
 
 # "name: label" of one case for each text of a kernel, the smallest; the tests have all of them
 FIRST = re.compile(
-    r"(sla(_backward)?: float16, (new, HS 32, T 65|legacy, HS 8), .*|"
-    r"flash_attention: float16, legacy, HS 64, T 3, 64 queries|"
+    r"(flash_attention: float16, legacy, HS 64, T 3, 64 queries|"
     r"flash_attention_backward: float16, new, HS 32, T 3, 64 keys, .*|"
     r"linear_backward: and forward, float16, two arrays|"
     r"matmul: float16, a·bᵀ, (K of 12|tile (64|\(64, 64\)), float\d\d)|matmul_row_sums: float16, 1 parts|"
@@ -31,6 +30,7 @@ def in_bfloat16(case):
         return None
     label = case.label.replace("float16", "bfloat16")
     return replace(case, inputs=inputs, label=label if label != case.label else f"{label}, bfloat16".lstrip(", "),
+                   fast=False if case.bfloat16 == "exhaustive" else case.fast,
                    tolerance=BFLOAT16_TOLERANCE if case.tolerance == HALF_TOLERANCE else case.tolerance)
 
 

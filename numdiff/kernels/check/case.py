@@ -14,8 +14,8 @@ class Case:
     name: of the operation; inputs(rng): {name: NumPy array}; run(a, version): a tuple of arrays, from the inputs `a` on
         some device (an object with their names); versions: to be forced one by one (None: what the launcher chooses)
     label: which problem, where there are several
-    bfloat16: bfloat16_cases (bfloat16.py) repeats it in that type
-    fast: the quick tests run it; otherwise only the exhaustive ones do
+    bfloat16: bfloat16_cases (bfloat16.py) repeats it in that type; "exhaustive": for the exhaustive tests
+    fast: the quick tests run it; otherwise only the exhaustive ones do; or a list of the versions that they run
     only_compiled: tests compile it and do not run it
     """
 
@@ -25,9 +25,13 @@ class Case:
     versions: tuple = (None,)
     tolerance: float = TOLERANCE
     label: str = ""
-    fast: bool = True
+    fast: bool | list = True
     bfloat16: bool = False
     only_compiled: bool = False
+
+    def is_fast(self, version):
+        """Whether the quick tests run this version."""
+        return self.fast if isinstance(self.fast, bool) else version in self.fast
 
 
 class Arrays:

@@ -15,8 +15,13 @@ H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
 def cases_of(record):
     """[Case] of an `Operation`."""
     return [Case(record.name, problem.make, functools.partial(_run, record, problem), _versions(record, problem),
-                 problem.allowed, problem.label, problem.fast, problem.bfloat16, problem.only_compiled)
+                 problem.allowed, problem.label, _fast(record, problem), problem.bfloat16,
+                 problem.only_compiled)
             for problem in record.problems if not problem.measured]
+
+
+def _fast(record, problem):
+    return problem.fast if isinstance(problem.fast, bool) else [record.version(name).number for name in problem.fast]
 
 
 def _versions(record, problem):

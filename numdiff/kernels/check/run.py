@@ -25,7 +25,6 @@ from .half import convolution_cases, product_cases
 from .levels import level_cases
 from .products import products_cases
 from .records import cases_of
-from .sla import sla_cases
 from .tf32 import tf32_cases
 
 ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads take turns; the first two always
@@ -35,7 +34,7 @@ FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a v
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 CASES = [case for group in (
     products_cases, convolutions_cases,
-    flash_cases, sla_cases, product_cases,
+    flash_cases, product_cases,
     convolution_cases, fp8_cases, tf32_cases, level_cases) for case in group()]
 CASES += [case for record in all_operations() for case in cases_of(record)]
 CASES += bfloat16_cases(CASES)

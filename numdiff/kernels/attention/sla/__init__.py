@@ -21,6 +21,7 @@ Read the files in this order.
     rest_half.py       v3 product: S of all blocks of queries as one product of matrices
     queries_half.py    v2 mma: the backward of the linear part, five products that stay in shared memory
     lists_half.py      v2 mma: dq over the lists; dk and dv over their transpose
+    problems.py            what the check, the tests and the benchmark run
     launcher.py        which of them runs
 
 SHAPES

@@ -11,6 +11,7 @@ SOURCE
 READ NEXT
     ../../transformer/adaln.py, what stands around attention in a DiT's block.
 """
+import functools
 import math
 
 import numpy as np
@@ -18,18 +19,25 @@ import numpy as np
 from ....device import empty, is_device, launch
 from ....device.half import in_bfloat16
 from ....device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, WARP, multiprocessors_of, shared_limit
-from ....device.requires import supports
 from ....device.specialise import Variants
-from ....dtypes import is_half
+from ....dtypes import HALVES, is_half, working_type
 from ....errors import TooManyElementsError
+from ...operation import Version, operation
 from ...second_pass import add_rows
-from ...versions import NAMES, capped, versions_by_name
 from ..launcher import HEAD_SIZES, layout
 from ..unfused import check
 from . import choice, forward_half, lists_half, prepare_half, queries_half, rest_half, simple
 from .choice import BLOCK, Problem, blocks_of, count_of
 from .lists_half import Gradients
-from .reference import Kept, sla_backward_reference, sla_forward_reference, without
+from .problems import problems
+from .reference import (
+    Kept,
+    sla_backward_cost,
+    sla_backward_reference,
+    sla_forward_cost,
+    sla_forward_reference,
+    without,
+)
 from .tiles_half import THREADS
 
 SMALL_HEAD = 8  # which models do not have: the emulator's, where a thread's work would take minutes
@@ -74,6 +82,11 @@ def long_list(count):
     return 3 * count // 2
 
 
+def _extents(qkv):
+    """(B, T, C)"""
+    return qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+
+
 def add_up(x, small, grid, like, both=True):
     """(sums of x (B, heads, N, …) over N, those of small): float32. both: False for the second alone, twice."""
     N, heads, B = grid
@@ -93,29 +106,30 @@ def sum_rest(H, left, S):
     if not is_device(H):
         for where in np.ndindex(B, heads):
             bits = np.unpackbits(left[where].view(np.uint8), axis=-1, count=N, bitorder="little")
-            S[where] = without(H[where], 1 - bits.astype(H.dtype))
+            summed = H[where].astype(working_type(H.dtype))
+            S[where] = without(summed, 1 - bits.astype(summed.dtype))
         return
     blocks = HS * HS // rest_half.COLUMNS * -(-N // rest_half.QUERIES)
     launch(in_bfloat16(rest_kernel_v3, H.dtype), (blocks, heads, B), THREADS, H.reshape(-1), left.reshape(-1),
            S.reshape(-1), N, HS * HS, shared=rest_half.shared_bytes(N))
 
 
-def check_shapes(qkv, weight, bias, heads, order):
-    """Raise a `ValueError` for what no engine takes."""
+# Which version runs ---------------------------------------------------------------------------------------------------
+
+def _check(qkv, others, weight, bias, heads, order):
+    """Raise what is wrong with the operands. others: arrays of qkv's type but weight"""
     check(qkv, heads, order)
-    HS = qkv.shape[2] // (3 * heads)
+    B, T, width = qkv.shape
+    HS = width // (3 * heads)
     if tuple(weight.shape) != (HS, HS) or tuple(bias.shape) != (HS,):
         raise ValueError(f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} of sparse-linear attention must "
                          f"be ({HS}, {HS}) and ({HS},), the head size of qkv {tuple(qkv.shape)} with {heads} heads")
-    if qkv.shape[1] <= BLOCK:
-        raise ValueError(f"sparse-linear attention chooses among blocks of {BLOCK} tokens, and {qkv.shape[1]} are one "
+    if T <= BLOCK:
+        raise ValueError(f"sparse-linear attention chooses among blocks of {BLOCK} tokens, and {T} are one "
                          "block; use flash_attention_forward")
-
-
-def choose_version(version, qkv, others, bias, heads, operation="sla"):
-    """The version that runs, after the checks that all launches share; others: arrays of qkv's type."""
-    B, T, width = qkv.shape
-    HS = width // (3 * heads)
+    if not is_device(qkv):
+        return
+    others = *others, weight
     if not (is_half(qkv.dtype) or qkv.dtype == np.float32) or any(a.dtype != qkv.dtype for a in others) \
             or bias.dtype != np.float32:
         raise ValueError("on a GPU, sparse-linear attention takes qkv, dy, y and weight all float32, float16 or "
@@ -129,25 +143,39 @@ def choose_version(version, qkv, others, bias, heads, operation="sla"):
     if 4 * choice.ROWS * blocks_of(T) > shared_limit(qkv) - choice.TILE_BYTES - 1024:
         raise ValueError(f"{T} tokens have {blocks_of(T)} blocks, whose choice does not fit into shared memory; use "
                          "fewer tokens")
-    fits = is_half(qkv.dtype) and HS in HEAD_SIZES and supports(qkv, forward_kernels_v2) and max(
-        forward_half.shared_bytes(HS), lists_half.dkv_bytes(HS)) < shared_limit(qkv)
-    has_room = rest_half.shared_bytes(blocks_of(T)) <= shared_limit(qkv) - 1024
-    if version is None:
-        product = fits and has_room and operation == "sla" and blocks_of(T) > MMA_BLOCKS
-        return capped(operation, 3 if product else 2 if fits else 1)
-    names = {number: name for name, number in NAMES[operation].items()}
-    if version not in names:
-        raise ValueError(f"there is no version {version} of {operation}: use "
-                         f"{' or '.join(map(str, names))}")
-    if version > 1 and not fits:
-        raise ValueError(f"version {version} ({names[version]}) needs float16 or bfloat16, heads of 32, 64 or 72 "
-                         "channels and a device of capability 8.0; use version=1")
-    if version > 1 and any(a.offset % 16 for a in (qkv, *others)):
-        raise ValueError(f"version {version} ({names[version]}) moves 16 bytes at a time, and an array starts in "
-                         "between; use version=1")
-    if version == 3 and not has_room:
-        raise ValueError(f"version 3 (product) has no room in shared memory for what {T} tokens choose; use version=2")
-    return version
+
+
+def _check_forward(qkv, weight, bias, heads, topk, order):
+    _check(qkv, (), weight, bias, heads, order)
+    if not 0 < topk <= 1:
+        raise ValueError(f"topk {topk} is no share of the blocks; use more than 0 and at most 1")
+
+
+def _check_backward(dy, qkv, y, kept, weight, bias, heads, order):
+    _check(qkv, (dy, y, kept.S), weight, bias, heads, order)
+
+
+def _lacks_tiles(qkv, heads, weight, *others):
+    """What version 2 needs and these arrays lack."""
+    HS = qkv.shape[2] // (3 * heads)
+    if HS not in HEAD_SIZES:
+        return f"needs heads of 32, 64 or 72 channels, not {HS}"
+    if max(forward_half.shared_bytes(HS), lists_half.dkv_bytes(HS)) >= shared_limit(qkv):
+        return f"needs more shared memory for heads of {HS} channels than a block may have on this device"
+    if any(a.offset % 16 for a in (qkv, weight, *others)):
+        return "moves 16 bytes at a time, and an array starts in between"
+    return None
+
+
+def _lacks_room(qkv, heads, weight):
+    """What version 3 needs and these arrays lack."""
+    if rest_half.shared_bytes(blocks_of(qkv.shape[1])) > shared_limit(qkv) - 1024:
+        return f"has no room in shared memory for what {qkv.shape[1]} tokens choose"
+    return _lacks_tiles(qkv, heads, weight)
+
+
+def _backward_lacks_tiles(dy, qkv, y, kept, weight, heads):
+    return _lacks_tiles(qkv, heads, weight, dy, y, kept.S)
 
 
 def choose(qkv, HS, grid, problem, version):
@@ -172,58 +200,58 @@ def choose(qkv, HS, grid, problem, version):
     return (critical, left), (H, z), totals
 
 
-@versions_by_name(asks=True)
-def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, version=None, all_keys=False):
+# Operations -----------------------------------------------------------------------------------------------------------
+
+@operation(reference=sla_forward_reference, check=_check_forward, problems=functools.partial(problems, False, sum_rest),
+           cost=lambda qkv, heads, topk: sla_forward_cost(*_extents(qkv), heads, count_of(topk, blocks_of(
+               qkv.shape[1]))),
+           versions=[Version("naive"),
+                     Version("mma", forward_kernels_v2, dtypes=HALVES, of=("qkv", "heads", "weight"),
+                             fits=_lacks_tiles),
+                     Version("product", forward_kernels_v3, dtypes=HALVES, fits=_lacks_room,
+                             pays=lambda qkv: blocks_of(qkv.shape[1]) > MMA_BLOCKS)])
+def sla_forward(qkv, weight, bias, heads, topk, order="legacy", keeps=True, all_keys=False, version=None):
     """(y (B, T, C), `Kept`) of qkv (B, T, 3C), weight (HS, HS) and bias (HS,): reference.py.
 
     topk: share of the blocks that are critical, above 0 and at most 1; keeps: False if no backward will follow
     all_keys: whether the linear part takes all keys, instead of leaving the critical blocks out
     """
-    check_shapes(qkv, weight, bias, heads, order)
-    if not 0 < topk <= 1:
-        raise ValueError(f"topk {topk} is no share of the blocks; use more than 0 and at most 1")
-    count = count_of(topk, blocks_of(qkv.shape[1]))
-    if not is_device(qkv):
-        return sla_forward_reference(qkv, weight, bias, heads, count, order, all_keys)
-    version = choose_version(version, qkv, (weight,), bias, heads)
     B, T, width = qkv.shape
-    HS, grid, problem = problem_of(qkv, heads, order, count, all_keys)
+    HS, grid, problem = problem_of(qkv, heads, order, count_of(topk, blocks_of(T)), all_keys)
     N = problem.N
 
-    (critical, left), parts, totals = choose(qkv, HS, grid, problem, version)
+    (critical, left), parts, totals = choose(qkv, HS, grid, problem, version.number)
 
     def made(*shape, dtype=np.float32):
         return empty((B, heads, *shape), dtype, like=qkv)
 
-    y = empty((B, T, width // 3), qkv.dtype, like=qkv)
+    y, given = empty((B, T, width // 3), qkv.dtype, like=qkv), version.name == "product"
     if keeps:
         kept = Kept(critical, made(T), made(T), made(N, HS, HS, dtype=qkv.dtype), made(N, HS))
     else:  # stand-ins that are not written
         H, z = parts
-        kept = Kept(critical, z, z, made(N, HS, HS, dtype=qkv.dtype) if version == 3 else H, z)
+        kept = Kept(critical, z, z, made(N, HS, HS, dtype=qkv.dtype) if given else H, z)
     arguments = (qkv.reshape(-1), critical.reshape(-1), tuple(a.reshape(-1) for a in parts),
                  tuple(a.reshape(-1) for a in totals), (weight.reshape(-1), bias), y.reshape(-1),
                  *(a.reshape(-1) for a in kept[1:]), problem, int(keeps))
-    if version == 1:
+    if version.name == "naive":
         launch(kernels_v1[HS, "forward"], grid, BLOCK, *arguments)
     else:
-        given, kernels = version == 3, forward_kernels_v3 if version == 3 else forward_kernels_v2
         if given:
             sum_rest(parts[0], left, kept.S)
-        launch(in_bfloat16(kernels[HS], qkv.dtype), grid, THREADS, *arguments,
+        launch(in_bfloat16(version.kernel[HS], qkv.dtype), grid, THREADS, *arguments,
                shared=forward_half.shared_bytes(HS, given))
     return y, kept if keeps else None
 
 
-@versions_by_name(asks=True)
-def sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="legacy", version=None,
-                 all_keys=False):
+@operation(reference=sla_backward_reference, check=_check_backward, problems=functools.partial(problems, True),
+           cost=lambda qkv, heads, kept: sla_backward_cost(*_extents(qkv), heads, kept.critical.shape[-1]),
+           versions=[Version("naive"),
+                     Version("mma", dkv_kernels_v2, dtypes=HALVES, fits=_backward_lacks_tiles)],
+           writes=("dweight", "dbias"))
+def sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="legacy", all_keys=False, version=None):
     """dqkv (B, T, 3C) from dy (B, T, C) and what the forward took and gave; adds to dweight and dbias, float32, where
     they are not None. all_keys: as in the forward."""
-    check_shapes(qkv, weight, bias, heads, order)
-    if not is_device(qkv):
-        return sla_backward_reference(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order, all_keys)
-    version = choose_version(version, qkv, (dy, y, weight, kept.S), bias, heads, "sla_backward")
     B, T, _ = qkv.shape
     HS, grid, problem = problem_of(qkv, heads, order, kept.critical.shape[-1], all_keys)
     N = problem.N
@@ -231,7 +259,8 @@ def sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="l
     def made(*shape, dtype=np.float32):
         return empty((B, heads, *shape), dtype, like=qkv)
 
-    some = 1 if version == 1 else choose_some(N, B * heads, multiprocessors_of(qkv))
+    naive = version.name == "naive"
+    some = 1 if naive else choose_some(N, B * heads, multiprocessors_of(qkv))
     shares = -(-N // some)
     dqkv, sums = empty(qkv.shape, qkv.dtype, like=qkv), made(T)
     A, a, parts, bias_parts = made(N, HS, HS, dtype=qkv.dtype), made(N, HS), made(shares, HS, HS), made(shares, HS)
@@ -242,7 +271,7 @@ def sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="l
     layer, out = (weight.reshape(-1), bias), (parts.reshape(-1), bias_parts.reshape(-1))
     queries = flat_dy, flat, flat_y, layer, r, S, Z, to, flat_sums, flat_A, flat_a, out, problem
     of_q = flat_dy, flat, critical, logsumexp, flat_sums, to, problem
-    if version == 1:
+    if naive:
         launch(kernels_v1[HS, "queries"], grid, BLOCK, *queries)
         launch(kernels_v1[HS, "dq"], grid, BLOCK, *of_q)
     else:
@@ -254,7 +283,7 @@ def sla_backward(dy, qkv, y, kept, weight, bias, dweight, dbias, heads, order="l
     totals = tuple(x.reshape(-1) for x in add_up(A, a, grid, qkv))
     given = Gradients(logsumexp, flat_sums, flat_A, flat_a)
     of_keys = flat_dy, flat, flat_lists, flat_counts, given, totals, to, problem
-    if version == 1:
+    if naive:
         launch(kernels_v1[HS, "dkv"], grid, BLOCK, *of_keys)
     else:
         long = long_list(problem.count) if 2 * B <= MAX_BLOCKS_YZ else 0

@@ -45,7 +45,7 @@ import numpy as np
 from ....device import over_batch
 from ....dtypes import is_half, working_type
 from ..unfused import merge_heads, split_heads
-from .choice import BLOCK, blocks_of, choose_blocks
+from .choice import BLOCK, blocks_of, choose_blocks, count_of
 
 FLOOR = 2.0**-10  # share of the whole denominator that what is left of it counts for at least
 MAX_SCORES = 1 << 20  # in a working set
@@ -61,10 +61,11 @@ class Kept(NamedTuple):
     Z: object
 
 
-def sla_forward_reference(qkv, weight, bias, heads, count, order="legacy", all_keys=False):
-    """(y, Kept) of qkv (B, T, 3C), weight (HS, HS), bias (HS,), with `count` critical blocks a row. all_keys: whether
-    the linear part takes these blocks, too."""
+def sla_forward_reference(qkv, weight, bias, heads, topk, order="legacy", keeps=True, all_keys=False):
+    """(y, Kept) of qkv (B, T, 3C), weight (HS, HS), bias (HS,), with the share `topk` of the blocks critical in each
+    row. keeps: False: None instead of `Kept`. all_keys: whether the linear part takes the critical blocks, too."""
     B, T, width = qkv.shape
+    count = count_of(topk, blocks_of(T))
     q, k, v, W, b = (np.asarray(a, working_type(a.dtype)) for a in (*split_heads(qkv, heads, order), weight, bias))
     N, HS = blocks_of(T), q.shape[-1]
     kept = Kept(np.empty((B, heads, N, count), np.int32), np.empty((B, heads, T), q.dtype),
@@ -83,6 +84,8 @@ def sla_forward_reference(qkv, weight, bias, heads, count, order="legacy", all_k
                 array[where] = value
 
     over_batch(work, B * heads, B * heads * T * count * BLOCK)
+    if not keeps:
+        return y, None
     return y, kept._replace(S=kept.S.astype(qkv.dtype)) if is_half(qkv.dtype) else kept
 
 
