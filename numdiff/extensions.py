@@ -16,6 +16,10 @@ PLACES
     kernels           a module, or a package of modules, that declares operations (kernels/operation.py)
     kernel_names      a name that `numdiff.kernels` exports, too
     functional        a differentiable operation, a name of `numdiff.nn.functional`
+    bench             a subcommand of `numdiff bench`
+    unet_block        a block of the UNet in place of residual ones (nn/unet.py, `other_block`), and its words in help
+    unet_block_names  the names and shapes of such a block's weights in files (nn/convert/unet.py)
+    torch_unet_block  its counterpart in PyTorch (benchmark/torch_unet.py)
     run               {setting: a `RunExtension` (training/run_extension.py)}, for runs that have this setting
     optimizer_state   {setting: what an optimizer keeps (nn/optimizer.py)}, likewise
     checkpoint_meta   a key of a checkpoint's description: its schema

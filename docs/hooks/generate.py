@@ -17,6 +17,7 @@ sys.path[:0] = [str(ROOT), str(pathlib.Path(__file__).parent)]
 
 import sections  # noqa: E402
 
+from numdiff import extensions  # noqa: E402
 from numdiff.kernels import check, figures  # noqa: E402
 from numdiff.kernels.operation import all_operations  # noqa: E402
 from numdiff.lessons.chapter import chapters  # noqa: E402
@@ -80,13 +81,17 @@ def reference():
 # The kernels ----------------------------------------------------------------------------------------------------------
 
 def kernel_files():
-    """(path, name) of the files of numdiff.kernels, each folder's after its own."""
+    """(path, name, module) of the files with kernels, each folder's after its own, then those of extensions."""
     folder = ROOT / "numdiff" / "kernels"
     for path in sorted(folder.rglob("*.py"), key=lambda path: [(part != path.name, part) for part in
                                                                path.relative_to(folder).parts]):
         parts = path.relative_to(folder).parts
         if parts[0] not in SKIPPED and path.name != "__init__.py":
-            yield path, "/".join(parts).removesuffix(".py")
+            yield path, (name := "/".join(parts).removesuffix(".py")), f"numdiff.kernels.{name.replace('/', '.')}"
+    for path in extensions.kernel_files():
+        name = path.relative_to(ROOT / "numdiff").as_posix().removesuffix(".py")
+        if path.name != "__init__.py":
+            yield path, name, f"numdiff.{name.replace('/', '.')}"
 
 
 def figures_of(module):
@@ -126,14 +131,14 @@ def drawn(name):
 
 def kernel_pages():
     lines, shown = [], {""}
-    for path, name in kernel_files():
+    for path, name, module in kernel_files():
         text = path.read_text(encoding="utf-8")
         docstring = ast.get_docstring(ast.parse(text)) or name
         code = re.sub(r'\A(?:r|)""".*?"""\n', "", text, flags=re.DOTALL)
         head, _, rest = docstring.partition("\n")
-        declared = figures_of("numdiff.kernels." + name.replace("/", "."))
+        declared = figures_of(module)
         page(f"kernels/{name}.md", "".join([
-            f"# {plain(title_of(head))}\n\n`numdiff/kernels/{name}.py`\n\n",
+            f"# {plain(title_of(head))}\n\n`{module.replace('.', '/')}.py`\n\n",
             f"{sections.as_markdown(rest)}\n\n{drawn(name)}",
             f"## Versions and figures\n\n{declared}\n" * bool(declared),
             f"## Source\n\n```python\n{code.rstrip()}\n```\n"]))

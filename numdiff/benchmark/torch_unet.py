@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from .. import extensions
+
 
 def timestep_embedding(t, dim, max_period=10000.0):
     """(B,) -> (B, dim): cosines of t · max_period^(-i / half), then sines; an odd dim ends in a zero."""
@@ -38,7 +40,11 @@ class Upsample(nn.Module):
         return self.conv(x) if self.convolve else x
 
 
-class ResBlock(nn.Module):
+class EmbeddedBlock(nn.Module):
+    """A block that takes the embedding, too."""
+
+
+class ResBlock(EmbeddedBlock):
     def __init__(self, channels, emb_channels, out_channels, dropout, scale_shift, groups, resample=None):
         super().__init__()
         self.in_layers = nn.Sequential(nn.GroupNorm(groups, channels), nn.SiLU(),
@@ -62,27 +68,6 @@ class ResBlock(nn.Module):
         else:
             h = self.out_layers(h + e)
         return self.skip_connection(self.resample(x)) + h
-
-
-class ConvNeXtBlock(nn.Module):
-    def __init__(self, channels, emb_channels, out_channels, dropout, resample=None):
-        super().__init__()
-        self.skip_connection = nn.Identity() if out_channels == channels else nn.Conv2d(channels, out_channels, 1)
-        self.depthwise = nn.Conv2d(out_channels, out_channels, 7, padding=3, groups=out_channels)
-        self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(emb_channels, out_channels))
-        self.norm = nn.LayerNorm(out_channels, eps=1e-6)
-        self.mlp_in, self.mlp_out = nn.Linear(out_channels, 4 * out_channels), nn.Linear(4 * out_channels, out_channels)
-        self.layer_scale = nn.ParameterDict({"weight": torch.full((out_channels,), 1e-6)})
-        self.dropout = nn.Dropout(dropout)
-        self.resample = {None: nn.Identity(), "up": Upsample(channels, False), "down": Downsample(channels, False)}[
-            resample]
-
-    def forward(self, x, emb):
-        x = self.resample(self.skip_connection(x))
-        h = self.depthwise(x) + self.emb_layers(emb)[:, :, None, None]
-        h = self.norm(h.permute(0, 2, 3, 1))  # channels last, as they are stored
-        h = self.mlp_out(F.gelu(self.mlp_in(h), approximate="tanh"))
-        return x + (self.layer_scale["weight"] * self.dropout(h)).permute(0, 3, 1, 2)
 
 
 class AttentionBlock(nn.Module):
@@ -109,7 +94,7 @@ class AttentionBlock(nn.Module):
 class Stage(nn.Sequential):
     def forward(self, x, emb):
         for block in self:
-            x = block(x, emb) if isinstance(block, (ResBlock, ConvNeXtBlock)) else block(x)
+            x = block(x, emb) if isinstance(block, EmbeddedBlock) else block(x)
         return x
 
 
@@ -130,8 +115,9 @@ class TorchUNet(nn.Module):
             num_heads_upsample = num_heads
 
         def res(channels, width, resample=None):
-            if block == "convnext":
-                return ConvNeXtBlock(channels, emb_channels, width, dropout, resample)
+            if block != "resnet":
+                kind = extensions.find("torch_unet_block", block, f"block {block!r}")
+                return kind(channels, emb_channels, width, dropout, resample)
             return ResBlock(channels, emb_channels, width, dropout, use_scale_shift_norm, groups, resample)
 
         def attention(channels, count):

@@ -16,3 +16,13 @@ register("numdiff.extras.post_hoc_ema",
 register("numdiff.extras.learned_steps",
          command={"schedule": ("command:schedule", "Learn the steps of a sampler from a trained model.")},
          steps={"learned steps": "steps"})
+
+register("numdiff.extras.convnext",
+         unet_block={"convnext": ("block:ConvNeXtBlock", "ConvNeXt's with a depthwise 7×7 convolution")},
+         unet_block_names={"convnext": "names"},
+         torch_unet_block={"convnext": "torch_block:ConvNeXtBlock"},
+         bench={"block": "command:block"},
+         kernels={"depthwise": "depthwise"},
+         kernel_names={name: f"depthwise:{name}" for name in (
+             "depthwise_backward", "depthwise_forward", "depthwise_layernorm_backward", "depthwise_layernorm_forward")},
+         functional={name: f"functional:{name}" for name in ("depthwise_conv2d", "depthwise_layer_norm")})

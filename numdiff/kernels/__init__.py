@@ -1,15 +1,10 @@
 """The operations: a file each, or a folder with a rung a file. Start reading at README.md of this folder."""
+from .. import extensions
 from .attention import attention_backward, attention_forward, flash_attention_backward, flash_attention_forward
 from .attention.sla import sla_backward, sla_forward
 from .bias import bias_add_backward, bias_add_forward, channel_add_backward, channel_add_forward
 from .concat import Pair, concat_backward, concat_forward
 from .conv2d import channel_statistics, conv2d_backward, conv2d_forward
-from .depthwise import (
-    depthwise_backward,
-    depthwise_forward,
-    depthwise_layernorm_backward,
-    depthwise_layernorm_forward,
-)
 from .diffusion.class_dropout import class_dropout_forward
 from .diffusion.mse import mse_backward, mse_forward
 from .diffusion.q_sample import weigh_forward
@@ -67,7 +62,6 @@ __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_
            "bias_gelu_forward", "cast_forward", "channel_add_backward", "channel_add_forward", "channel_statistics",
            "chunk_backward", "chunk_forward", "class_dropout_forward", "join_columns", "columns_forward",
            "column_sum", "concat_backward", "concat_forward", "conv2d_backward", "conv2d_forward",
-           "depthwise_backward", "depthwise_forward", "depthwise_layernorm_backward", "depthwise_layernorm_forward",
            "dropout_backward", "dropout_forward", "embedding_backward",
            "embedding_forward", "flash_attention_backward", "flash_attention_forward", "gate_adaln_backward",
            "gate_adaln_forward", "gate_adaln_supports", "gate_backward", "gate_forward", "gelu_backward",
@@ -84,3 +78,8 @@ __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_
            "silu_forward", "sla_backward", "sla_forward", "softmax_backward", "softmax_forward", "swiglu_backward",
            "swiglu_forward", "timestep_embedding_forward", "unpatchify_backward", "unpatchify_forward",
            "upsample_backward", "upsample_forward", "weigh_forward"]
+__all__ += extensions.entries("kernel_names")
+
+
+def __getattr__(name):
+    return extensions.attribute_of(__name__, "kernel_names", name)

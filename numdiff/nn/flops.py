@@ -24,11 +24,6 @@ def conv_product(conv, size):
     return Product(conv.weight, 2 * (size // conv.stride) ** 2 * outputs * kernel * kernel * inputs)
 
 
-def depthwise_product(conv, size):
-    """A depthwise convolution over one size × size image."""
-    return Product(conv.weight, 2 * size * size * math.prod(conv.weight.shape))
-
-
 def linear_product(linear, rows):
     return Product(linear.weight, 2 * rows * math.prod(linear.weight.shape))
 

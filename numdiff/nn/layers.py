@@ -84,28 +84,6 @@ class Conv2d(Module):
         return F.conv2d(x, self.weight, self.bias, self.stride, channel, residual, self.statistics)
 
 
-class DepthwiseConv2d(Module):
-    """k×k convolution of each channel by itself, zero padding k // 2; weight (k, k, channels), bias (channels,)."""
-
-    def __init__(self, channels: int, kernel: int = 7) -> None:
-        start = uniform(kernel * kernel)
-        self.weight = Parameter((kernel, kernel, channels), start)
-        self.bias = Parameter((channels,), start)
-
-    def forward(self, x: Tensor, channel: Tensor | None = None) -> Tensor:
-        return F.depthwise_conv2d(x, self.weight, self.bias, channel)
-
-
-class LayerScale(Module):
-    """x + weight · h, weight (channels,), from a small number."""
-
-    def __init__(self, channels: int, initial: float = 1e-6) -> None:
-        self.weight = Parameter((channels,), constant(initial))
-
-    def forward(self, x: Tensor, h: Tensor) -> Tensor:
-        return F.layer_scale(x, h, self.weight)
-
-
 class GroupNorm(Module):
     """Group normalisation over the last axis's groups, optionally followed by SiLU in the same pass."""
 

@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .. import extensions
 from ..device import AnyArray
 from ..errors import UsageError
 from ..settings import say
 from . import functional as F
-from .flops import Product, conv_product, depthwise_product, linear_product
-from .layers import Conv2d, DepthwiseConv2d, Embedding, GroupNorm, LayerNorm, LayerScale, Linear
+from .flops import Product, conv_product, linear_product
+from .layers import Conv2d, Embedding, GroupNorm, Linear
 from .model import Model, constructor_options
 from .module import Module, Numbered
 from .tensor import Tensor
@@ -53,7 +54,12 @@ class Downsample(Module):
         return [conv_product(self.op, size)] if hasattr(self, "op") else [], size // 2
 
 
-class ResBlock(Module):
+class EmbeddedBlock(Module):
+    """A block that takes the embedding of timestep and class: forward(x, embedded, randomness), where embedded is
+    {block: result of its emb_layers[1]}."""
+
+
+class ResBlock(EmbeddedBlock):
     """norm, SiLU, conv; add (or scale and shift by) the embedding; norm, SiLU, dropout, conv; plus the input.
 
     resample: None, "up" or "down": both paths are resampled before the first convolution (no parameters of its own).
@@ -96,48 +102,6 @@ class ResBlock(Module):
         return found, after
 
 
-class ConvNeXtBlock(Module):
-    """Depthwise 7×7 convolution, plus the embedding; LayerNorm, 1×1 to 4 C, GELU, 1×1 back; times a vector, plus the
-    input (Liu et al. 2022, "A ConvNet for the 2020s", arXiv:2201.03545, figure 4; eps and layer scale as there, GELU by
-    tanh).
-
-    A 1×1 convolution comes before it where the number of channels changes; resample: as of a `ResBlock`.
-    """
-
-    def __init__(self, channels, emb_channels, out_channels, dropout, layer, resample=None):
-        if out_channels != channels:
-            self.skip_connection = Conv2d(channels, out_channels, kernel=1)
-        self.depthwise = DepthwiseConv2d(out_channels)
-        self.emb_layers = Numbered({1: Linear(emb_channels, out_channels, matrices=0)})  # as of a `ResBlock`
-        self.norm = LayerNorm(out_channels, eps=1e-6)
-        self.mlp_in, self.mlp_out = Linear(out_channels, 4 * out_channels), Linear(4 * out_channels, out_channels)
-        self.layer_scale = LayerScale(out_channels)
-        self.direction, self.resample = resample, {None: None, "up": F.upsample, "down": F.avgpool}[resample]
-        self.dropout, self.layer = dropout, layer
-
-    def forward(self, x, embedded, randomness=None):
-        """embedded: {block: result of its emb_layers}."""
-        if hasattr(self, "skip_connection"):
-            x = self.skip_connection(x)  # (B, H, W, C)
-        if self.resample:
-            x = self.resample(x)
-        h = F.depthwise_layer_norm(x, self.depthwise.weight, self.depthwise.bias, embedded[self], self.norm.weight,
-                                   self.norm.bias, self.norm.eps)
-        layers = self.mlp_in.weight, self.mlp_in.bias, self.mlp_out.weight, self.mlp_out.bias  # inside (…, 4 C)
-        if self.dropout and randomness is not None:
-            return self.layer_scale(x, F.dropout(F.mlp(h, *layers), self.dropout, randomness, self.layer))
-        return F.mlp(h, *layers, scale=self.layer_scale.weight, residual=x)
-
-    def products(self, size):
-        after = {None: size, "up": 2 * size, "down": size // 2}[self.direction]
-        found = [conv_product(self.skip_connection, size)] if hasattr(self, "skip_connection") else []
-        return [*found, depthwise_product(self.depthwise, after), linear_product(self.emb_layers[1], 1),
-                linear_product(self.mlp_in, after * after), linear_product(self.mlp_out, after * after)], after
-
-
-EMBEDDED = ResBlock, ConvNeXtBlock  # blocks that take the embedding
-
-
 class AttentionBlock(Module):
     """norm, qkv, attention over all pixels, projection; plus the input."""
 
@@ -167,7 +131,7 @@ class Stage(Numbered):
 
     def forward(self, x, embedded, randomness):
         for block in self.modules.values():
-            x = block(x, embedded, randomness) if isinstance(block, EMBEDDED) else block(x)
+            x = block(x, embedded, randomness) if isinstance(block, EmbeddedBlock) else block(x)
         return x
 
     def products(self, size):
@@ -196,7 +160,7 @@ class UNet(Model):
     use_new_attention_order: qkv channels in the order (qkv, head, channel) instead of (head, qkv, channel)
     max_period: of the timestep embedding's slowest sinusoid (10000 in guided-diffusion, 1000 in unet.cu)
     groups: of every group normalisation
-    block: "resnet", or "convnext" for `ConvNeXtBlock`s in the ResBlocks' place
+    block: "resnet", or a block of an extension in the ResBlocks' place, such as "convnext"
     device: "auto", "cpu" or "cuda" (or a backend); seed: of the initial weights (None: zeros)
     """
 
@@ -205,7 +169,7 @@ class UNet(Model):
     largest: ClassVar = {"image_size": 4096, "in_channels": 1 << 14, "model_channels": 1 << 14, "out_channels": 1 << 15,
                          "channel_mult": 256, "num_res_blocks": 256, "num_heads": 1 << 14, "num_head_channels": 1 << 14,
                          "num_heads_upsample": 1 << 14, "num_classes": 1 << 24, "groups": 1 << 14}
-    block_kinds = (ResBlock, ConvNeXtBlock, AttentionBlock)
+    block_kinds = (EmbeddedBlock, AttentionBlock)
     part_kinds = {"attention": (AttentionBlock,)}
 
     def __init__(self, image_size: int = 64, in_channels: int = 3, model_channels: int = 64,
@@ -230,8 +194,8 @@ class UNet(Model):
         layers = iter(range(10**6))  # numbers the ResBlocks, each with its own stream of dropout
 
         def res(channels, outputs, resample=None):
-            if block == "convnext":
-                return ConvNeXtBlock(channels, emb_channels, outputs, dropout, next(layers), resample)
+            if block != "resnet":
+                return other_block(block)(channels, emb_channels, outputs, dropout, next(layers), resample)
             return ResBlock(channels, emb_channels, outputs, dropout, use_scale_shift_norm, groups, next(layers),
                             resample)
 
@@ -280,7 +244,7 @@ class UNet(Model):
         self.out = Numbered({0: GroupNorm(channels, groups, silu=True),
                              2: Conv2d(channels, self.out_channels, zero=True)})
         stages = [*self.input_blocks.modules.values(), self.middle_block, *self.output_blocks.modules.values()]
-        self.res_blocks = [b for stage in stages for b in stage.modules.values() if isinstance(b, EMBEDDED)]
+        self.res_blocks = [b for stage in stages for b in stage.modules.values() if isinstance(b, EmbeddedBlock)]
         self._finish(device, seed)
 
     def conditioning(self, t: AnyArray, y: AnyArray | None = None, randomness: Any = None) -> list[Tensor]:
@@ -330,6 +294,15 @@ class UNet(Model):
                 for product in (*found, conv_product(self.out[2], size))]
 
 
+def other_block(name):
+    """The class of an extension's blocks, an `EmbeddedBlock` whose constructor takes (channels, emb_channels,
+    out_channels, dropout, layer, resample).
+
+    Its attributes: title, in texts; multiple: of which channels must be one; without: {option: why it excludes it}
+    """
+    return extensions.find("unet_block", name, f"block {name!r}")
+
+
 def check_options(options):
     """Raise a `UsageError` for options with which no UNet can be laid out."""
     size, mult, base = options["image_size"], options["channel_mult"], options["model_channels"]
@@ -359,15 +332,17 @@ def check_options(options):
         if (width := options["num_head_channels"]) != -1 and (width < 1 or c % width):
             raise UsageError(f"{c} channels do not divide into heads of {options['num_head_channels']}: change "
                              "num_head_channels.")
-    if (block := options.get("block", "resnet")) not in ("resnet", "convnext"):
-        raise UsageError(f"block {block!r} is not known: use 'resnet' or 'convnext'.")
-    if block == "convnext" and options["use_scale_shift_norm"]:
-        raise UsageError("block 'convnext' adds the timestep after its depthwise convolution: leave out "
-                         "use_scale_shift_norm.")
-    for c in channels if block == "convnext" else ():
-        if c % 8:
-            raise UsageError(f"{c} channels (model_channels {base}) are no multiple of 8, which block 'convnext' "
-                             "needs: change model_channels.")
+    if (block := options.get("block", "resnet")) not in (known := ("resnet", *extensions.entries("unet_block"))):
+        raise UsageError(f"block {block!r} is not known: use {' or '.join(map(repr, known))}.")
+    if block != "resnet":
+        kind = other_block(block)
+        for name, why in kind.without.items():
+            if options[name]:
+                raise UsageError(f"block {block!r} {why}: leave out {name}.")
+        for c in channels:
+            if c % kind.multiple:
+                raise UsageError(f"{c} channels (model_channels {base}) are no multiple of {kind.multiple}, which "
+                                 f"block {block!r} needs: change model_channels.")
     for name in ("dropout", "class_dropout"):
         if not 0 <= options.get(name, 0) < 1:
             raise UsageError(f"{name} {say(options[name])} must be at least 0 and below 1.")

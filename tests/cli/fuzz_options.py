@@ -24,14 +24,14 @@ from PIL import Image
 from numdiff.errors import NumdiffError
 from numdiff.nn import DiT
 from numdiff.training.model_files import write_model_file
-from numdiff_cli.main import COMMANDS, main
+from numdiff_cli.main import main
 
 SECONDS, BYTES = 20, 2 << 30
 VALUES = ("0", "-1", "1", "7", "2147483648", "-2147483649", "18446744073709551616", "9" * 5000, "1e308", "-1e308",
           "1e-320", "1e39", "nan", "inf", "-inf", "-0.0", "0.9999999999999999", "²", "٣", "½", "²,²", "1,", ",", "",
           " ", "none", "a", "0x10", "1_000", "é\u202e", "\udcff", "\x1b[31m", "a" * 300, "../x", ".", "/dev/null/x",
           "-", "--")
-MEASUREMENTS = ("benchmark.block.bench_block", "benchmark.data.bench_data", "benchmark.step.bench_step",
+MEASUREMENTS = ("extras.convnext.benchmark.bench_block", "benchmark.data.bench_data", "benchmark.step.bench_step",
                 "benchmark.sample.bench_sample", "benchmark.kernels.bench_kernels",
                 "benchmark.ladder.bench_ladder", "benchmark.profile.profile_step", "benchmark.tune.tune",
                 "evaluation.quality.bench_quality", "kernels.check.check_operations")
@@ -51,8 +51,7 @@ class TookTooLong(BaseException):
 
 def commands():
     """(words, click command) of every command that does something."""
-    stack = [((name,), getattr(importlib.import_module(module, "numdiff_cli"), name))
-             for name, (module, _) in COMMANDS.items()]
+    stack = [((name,), main.get_command(None, name)) for name in main.list_commands(None)]
     while stack:
         words, command = stack.pop()
         if isinstance(command, click.Group):

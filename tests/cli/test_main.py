@@ -26,7 +26,7 @@ from numdiff.training.model_files import write_model_file
 from numdiff.training.options import resolve, settings_of
 from numdiff.training.run_folder import create_run
 from numdiff_cli import settings
-from numdiff_cli.main import COMMANDS, main
+from numdiff_cli.main import main
 from numdiff_cli.values import Number
 from tests.cli.fuzz_options import commands
 from tests.conftest import needs
@@ -36,8 +36,8 @@ def run(*arguments):
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS, "train unet", "train dit", "bench step", "bench step unet",
-                                     "bench step dit", "data import", "data info"])
+@pytest.mark.parametrize("command", ["", *main.list_commands(None), "train unet", "train dit", "bench step",
+                                     "bench step unet", "bench step dit", "bench block", "data import", "data info"])
 def test_help(command):
     result = run(*command.split(), "--help")
     assert result.exit_code == 0 and result.output.startswith("Usage: ")

@@ -4,21 +4,18 @@ It has the operation, what is given to it, its cost, and additional reads, write
 array of random float32; side: bytes; more: FLOPs that the kernel does and the cost leaves out. test_costs.py says what
 a cost counts.
 """
-import importlib
 import pathlib
-import pkgutil
 
 import numpy as np
 import pytest
 
-import numdiff.kernels
 from numdiff.device import upload
+from numdiff.extras.convnext import depthwise
 from numdiff.extras.post_hoc_ema import power_ema
 from numdiff.kernels import attention as flash_attention
 from numdiff.kernels import (
     bias,
     concat,
-    depthwise,
     embedding,
     layernorm,
     random,
@@ -29,6 +26,7 @@ from numdiff.kernels import (
 )
 from numdiff.kernels.conv2d import im2col, im2win
 from numdiff.kernels.diffusion import ahead, class_dropout, images, mse, q_sample, sampler, vlb
+from numdiff.kernels.operation import kernel_modules
 from numdiff.kernels.optimizer import ema, grad_norm, step_state, telemetry, zero_ranges
 from numdiff.kernels.transformer import adaln, bias_gelu, chunk, gate, gate_adaln, patchify, qk_norm_rope, swiglu
 from tests.conftest import exhaustive
@@ -265,8 +263,7 @@ def test_every_cost_function_is_held_against_counts():
     """A cost function without a count may be wrong."""
     files = __file__, pathlib.Path(__file__).with_name("test_costs.py")
     text = "\n".join(pathlib.Path(file).read_text(encoding="utf-8") for file in files)
-    for info in pkgutil.walk_packages(numdiff.kernels.__path__, "numdiff.kernels."):
-        module = importlib.import_module(info.name)
+    for module in kernel_modules():
         names = {n for n in vars(module) if n.endswith("_cost") and vars(module)[n].__module__ == module.__name__}
         missing = [n for n in sorted(names - NOT_COUNTED) if n not in text]
         assert missing == [], f"{module.__name__} has {missing}: hold them against counts here."

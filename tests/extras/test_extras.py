@@ -35,7 +35,7 @@ def test_no_file_of_the_core_imports_an_extra():
 
 
 def test_everything_that_is_registered_exists():
-    for place in list(extensions._places):
+    for place in extensions._places.keys() - {"torch_unet_block"}:  # for which PyTorch may be missing
         assert extensions.entries(place).keys() == extensions.available(place).keys()
 
 

@@ -16,15 +16,15 @@ from numdiff.device import empty_like, launch, upload, zeros
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.device.specialise import Variants
 from numdiff.emulator import KernelFault
-from numdiff.kernels import depthwise
+from numdiff.extras.convnext import depthwise
+from numdiff.extras.convnext.depthwise import launcher as depthwise_launcher
+from numdiff.extras.convnext.depthwise import mma
 from numdiff.kernels.attention.sla import choice, launcher
-from numdiff.kernels.depthwise import launcher as depthwise_launcher
-from numdiff.kernels.depthwise import mma
 from numdiff.kernels.operation import OPERATIONS
 from tests.conftest import exhaustive
 
 PASS = "pass  # "
-DEPTHWISE, SLA = "numdiff.kernels.depthwise", "numdiff.kernels.attention.sla"
+DEPTHWISE, SLA = "numdiff.extras.convnext.depthwise", "numdiff.kernels.attention.sla"
 
 
 def half(gpu, *shape):

@@ -7,10 +7,11 @@ import pytest
 from numdiff import kernels as K
 from numdiff.device import download, zeros
 from numdiff.device.emulator import EmulatorDevice
-from numdiff.kernels import depthwise
+from numdiff.extras.convnext import depthwise
+from numdiff.extras.convnext.block import DepthwiseConv2d, LayerScale
 from numdiff.nn import Tape, Tensor, UNet, slots
 from numdiff.nn import functional as F
-from numdiff.nn.layers import DepthwiseConv2d, LayerNorm, LayerScale, Linear
+from numdiff.nn.layers import LayerNorm, Linear
 from numdiff.nn.module import FlatParameters, Module
 from numdiff.nn.parameter import Parameter
 from numdiff.nn.recording import check_finite

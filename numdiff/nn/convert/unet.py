@@ -4,11 +4,12 @@ Two functions that are each other's inverse: `unet_shapes` lists every parameter
 `guess_unet_options` finds the options from a state dict. What shapes do not reveal (the image's size, the number of
 attention heads and their order, the period of the timestep embedding) the user must give.
 
-Names and shapes here are PyTorch's, as in guided-diffusion's state dicts; ConvNeXt's blocks, which it does not have,
+Names and shapes here are PyTorch's, as in guided-diffusion's state dicts; blocks of extensions, which it does not have,
 are under numdiff's own names.
 """
 import re
 
+from ... import extensions
 from ...errors import NumdiffError
 from .check import check_shapes, check_whole, known_shape
 
@@ -40,10 +41,15 @@ def canonical_names(state_dict):
     return renamed, options
 
 
+def other_blocks():
+    """{block: module with the names and shapes of its weights} of extensions."""
+    return extensions.available("unet_block_names")
+
+
 def unet_shapes(options):
     """{name: shape} of every parameter, in module order, for the options of `numdiff.nn.UNet`."""
     base, blocks = options["model_channels"], options["num_res_blocks"]
-    emb, convnext = 4 * base, options.get("block") == "convnext"
+    emb, other = 4 * base, other_blocks().get(options.get("block"))
     widths = [int(mult * base) for mult in options["channel_mult"]]
     outputs = options["out_channels"] or options["in_channels"] * (2 if options["learn_sigma"] else 1)
     attended = [options["image_size"] // 2**level in options["attention_resolutions"] for level in range(len(widths))]
@@ -53,8 +59,8 @@ def unet_shapes(options):
         shapes[f"{name}.weight"], shapes[f"{name}.bias"] = shape, shape[:1]
 
     def res_block(name, inputs, outputs):
-        if convnext:
-            convnext_block(name, inputs, outputs)
+        if other:
+            shapes.update(other.shapes(name, inputs, outputs, emb))
             return
         layer(f"{name}.in_layers.0", inputs)
         layer(f"{name}.in_layers.2", outputs, inputs, 3, 3)
@@ -63,16 +69,6 @@ def unet_shapes(options):
         layer(f"{name}.out_layers.3", outputs, outputs, 3, 3)
         if inputs != outputs:
             layer(f"{name}.skip_connection", outputs, inputs, 1, 1)
-
-    def convnext_block(name, inputs, outputs):
-        if inputs != outputs:
-            layer(f"{name}.skip_connection", outputs, inputs, 1, 1)
-        layer(f"{name}.depthwise", outputs, 1, 7, 7)
-        layer(f"{name}.emb_layers.1", outputs, emb)
-        layer(f"{name}.norm", outputs)
-        layer(f"{name}.mlp_in", 4 * outputs, outputs)
-        layer(f"{name}.mlp_out", outputs, 4 * outputs)
-        shapes[f"{name}.layer_scale.weight"] = (outputs,)
 
     def attention(name, width):
         layer(f"{name}.norm", width)
@@ -144,7 +140,8 @@ def guess_unet_options(state_dict, image_size=64):
     base = shape("time_embed.0.weight", 2)[1]
     first = shape("input_blocks.0.0.weight", 4)
     in_channels, outputs = first[1], shape("out.2.weight", 4)[0]
-    res_up = [n for n, names in sorted(up.items()) if any(re.match(r"[12]\.(in_layers|depthwise)\.", k) for k in names)]
+    layers = "|".join(["in_layers", *(other.FIRST for other in other_blocks().values())])
+    res_up = [n for n, names in sorted(up.items()) if any(re.match(rf"[12]\.({layers})\.", k) for k in names)]
     conv_up = [n for n, names in sorted(up.items()) if any(re.match(r"[12]\.conv\.", k) for k in names)]
     pooled = sorted(set(range(max(down) + 1)) - set(down))
     # every level but the lowest ends in a resampling: the place of the first one gives the blocks of a level
@@ -154,8 +151,8 @@ def guess_unet_options(state_dict, image_size=64):
         raise NumdiffError(f"these are not the weights of a guided-diffusion UNet: its {max(down) + 1} input and "
                            f"{len(up)} output blocks do not make levels of {per_level}")
     firsts = [f"input_blocks.{level * per_level + 1}" for level in range(levels)]
-    convnext = f"{firsts[0]}.0.depthwise.weight" in state_dict
-    convolution = "depthwise" if convnext else "in_layers.2"
+    block, convolution = next(((name, other.FIRST) for name, other in other_blocks().items()
+                               if f"{firsts[0]}.0.{other.FIRST}.weight" in state_dict), ("resnet", "in_layers.2"))
     widths = [shape(f"{first}.0.{convolution}.weight", 4)[0] for first in firsts]
     attended = [f"{first}.1.qkv.weight" in state_dict for first in firsts]
     emb_outputs = shape(f"{firsts[0]}.0.emb_layers.1.weight", 2)[0]
@@ -166,7 +163,7 @@ def guess_unet_options(state_dict, image_size=64):
         "channel_mult": [width // base if width % base == 0 else width / base for width in widths],
         "num_res_blocks": per_level - 1,
         "attention_resolutions": [image_size // 2**level for level, there in enumerate(attended) if there],
-        "use_scale_shift_norm": emb_outputs == 2 * widths[0], "block": "convnext" if convnext else "resnet",
+        "use_scale_shift_norm": emb_outputs == 2 * widths[0], "block": block,
         "resblock_updown": bool(res_up), "conv_resample": bool(conv_up),
         "num_classes": shape("label_emb.weight", 2)[0] if "label_emb.weight" in state_dict else None}
 
@@ -177,8 +174,9 @@ def _names(down, up):
         return [f"{name}.{part}" for name in names for part in ("weight", "bias")]
 
     inside = "in_layers.0", "in_layers.2", "emb_layers.1", "out_layers.0", "out_layers.3"
-    if any(name.startswith("0.depthwise.") for names in (*down.values(), *up.values()) for name in names):
-        inside = "depthwise", "emb_layers.1", "norm", "mlp_in", "mlp_out"  # of ConvNeXt's blocks
+    for other in other_blocks().values():
+        if any(name.startswith(f"0.{other.FIRST}.") for names in (*down.values(), *up.values()) for name in names):
+            inside = other.INSIDE
     begins = tuple(f"0.{name}" for name in inside)
     blocks = [f"{section}.{number}.0" for section, numbers in (("input_blocks", down), ("output_blocks", up))
               for number, names in sorted(numbers.items()) if any(name.startswith(begins) for name in names)]

@@ -6,7 +6,7 @@ operation that a function calls (`K.groupnorm_forward`: kernels/groupnorm).
 
     elementwise.py    each element by itself: sums, casts, activations, chains in one kernel, dropout
     products.py       linear layers, one or several at once
-    convolutions.py   dense and depthwise
+    convolutions.py   convolutions
     norms.py          GroupNorm, LayerNorm, RMSNorm, softmax
     attentions.py     softmax attention, sparse-linear attention, the norm and rotation of q and k
     modulation.py     adaptive norms, gates, learned scales
@@ -18,11 +18,12 @@ operation that a function calls (`K.groupnorm_forward`: kernels/groupnorm).
     arguments.py      what is said of an array where a Tensor or a Parameter should be
 
 The operations' names are here, too: `from numdiff.nn import functional as F`, then `F.linear`. Called by these
-names they check what they are given.
+names they check what they are given. Extensions add operations (extensions.py), which are imported at first use.
 """
+from ... import extensions
 from .arguments import checked
 from .attentions import attention, qk_norm_rope, sparse_linear_attention
-from .convolutions import conv2d, depthwise_conv2d, depthwise_layer_norm
+from .convolutions import conv2d
 from .elementwise import (
     add,
     add_constant,
@@ -45,12 +46,16 @@ from .norms import group_norm, layer_norm, rms_norm, softmax
 from .products import linear, linear_group, linear_stack, matmul, stack_columns, stacks, together
 
 __all__ = ["adaln", "add", "add_constant", "attention", "avgpool", "bias_gelu", "cast", "channel_add", "chunk",
-           "class_dropout", "columns", "concat", "conv2d", "depthwise_conv2d", "depthwise_layer_norm", "dropout",
-           "embedding", "fused", "gate", "gate_adaln", "gates_products", "gelu", "group_norm", "hybrid_loss",
-           "layer_norm", "layer_scale", "linear", "linear_group", "linear_stack", "matmul", "mlp", "mse", "pair",
-           "patchify", "qk_norm_rope", "reshape", "rms_norm", "scale_shift", "silu", "softmax",
-           "sparse_linear_attention", "stack_columns", "stacks", "swiglu", "swiglu_mlp", "timestep_embedding",
-           "together", "unpatchify", "upsample", "weigh"]
+           "class_dropout", "columns", "concat", "conv2d", "dropout", "embedding", "fused", "gate", "gate_adaln",
+           "gates_products", "gelu", "group_norm", "hybrid_loss", "layer_norm", "layer_scale", "linear", "linear_group",
+           "linear_stack", "matmul", "mlp", "mse", "pair", "patchify", "qk_norm_rope", "reshape", "rms_norm",
+           "scale_shift", "silu", "softmax", "sparse_linear_attention", "stack_columns", "stacks", "swiglu",
+           "swiglu_mlp", "timestep_embedding", "together", "unpatchify", "upsample", "weigh"]
 
 # Names, signatures and docstrings stay those of the imports above, which is what editors and type checkers read.
 globals().update({name: checked(globals()[name]) for name in __all__})
+__all__ += extensions.entries("functional")
+
+
+def __getattr__(name):
+    return extensions.attribute_of(__name__, "functional", name)

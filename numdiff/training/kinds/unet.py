@@ -1,10 +1,12 @@
 """The record of the UNet: settings, presets, checks; the model is nn/unet.py."""
 import math
 
+from ... import extensions
 from ...errors import UsageError
 from ...settings import SAME, flag, say, setting
 from .kind import ModelKind
 
+BLOCKS = extensions.entries("unet_block")  # in place of residual ones
 GROUPS = 32  # of every group normalisation: channels must be a multiple
 
 
@@ -26,8 +28,8 @@ class UNetSettings:
         "Channels of an attention head; -1: by --num-heads, which also counts if it alone is given.", unit="N",
         low=-1, high=1 << 14, model=SAME)
     block: str = setting("resnet",
-        "The blocks: residual ones, or ConvNeXt's with a depthwise 7×7 convolution.", choices=("resnet", "convnext"),
-        model=SAME)
+        f"The blocks: {', or '.join(['residual ones', *(each.text for each in BLOCKS.values())])}.",
+        choices=("resnet", *BLOCKS), model=SAME)
     use_scale_shift_norm: bool = setting(False, "The timestep scales and shifts the norm, instead of being added.",
         model=SAME)
     resblock_updown: bool = setting(False, "Residual blocks change the size.", model=SAME)
@@ -137,9 +139,11 @@ class UNetKind(ModelKind):
     def check_options(self, options):
         _check_sizes(options)
         _check_channels(options)
-        if options.block == "convnext" and options.use_scale_shift_norm:
-            raise UsageError("--block convnext adds the timestep after its depthwise convolution: leave out "
-                             "--use-scale-shift-norm.")
+        if options.block != "resnet":
+            kind = extensions.find("unet_block", options.block, f"--block {options.block}")
+            for name, why in kind.without.items():
+                if getattr(options, name):
+                    raise UsageError(f"--block {options.block} {why}: leave out {flag(name)}.")
 
     def upgrade(self, values):
         if values.get("learn_sigma") is None:  # before these were a UNet's, too
@@ -156,9 +160,12 @@ class UNetKind(ModelKind):
         more = len(mult) - len(usual)
         added = usual and more > 0 and mult == mult[:1] * more + usual
         levels = f" ({more} more level{'s' * (more > 1)} than the preset, for this image size)" if added else ""
+        block = options.block
+        title = "" if block == "resnet" else extensions.find("unet_block", block, f"--block {block}").title
+        blocks = f", {title} blocks" * bool(title)
         return (f"{self.label(options)}: {self.count_parameters(sizes)[0]:,} parameters, {options.model_channels} "
                 f"channels × {mult}{levels}"
-                f"{', ConvNeXt blocks' if options.block == 'convnext' else ''}, {describe_attention(options)}")
+                f"{blocks}, {describe_attention(options)}")
 
 
 def _suit_size(options, given, preset):

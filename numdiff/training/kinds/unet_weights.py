@@ -1,4 +1,5 @@
 """The UNet's weights in other programs: guided-diffusion, improved-diffusion, unet.cu."""
+from ... import extensions
 from ...errors import NumdiffError, UsageError
 from ...nn.convert import check_state_dict, guess_unet_options, guided_diffusion_flags, with_convolutions
 from ...settings import counted
@@ -58,10 +59,12 @@ class UNetWeights(Weights):
         heads = f"{o['num_head_channels']} channels a head"
         if o["num_head_channels"] == -1:
             heads = f"{o['num_heads']} heads"
+        block = o.get("block", "resnet")
+        blocks = "" if block == "resnet" else extensions.find("unet_block", block, f"block {block}").title + " "
         order = "new" if o["use_new_attention_order"] else "legacy"
         yield f"{target}: a UNet of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']} images"
         yield (f"channels    {o['model_channels']} × ({', '.join(f'{m:g}' for m in o['channel_mult'])}), "
-               f"{counted(o['num_res_blocks'], 'ConvNeXt ' * (o.get('block') == 'convnext') + 'block')} a level")
+               f"{counted(o['num_res_blocks'], f'{blocks}block')} a level")
         sizes = ", ".join(map(str, o["attention_resolutions"])) or "the middle only"
         yield f"attention   at {sizes}; {heads}, {order} order"
         null = (f" and a null class, the last row of label_emb: elsewhere, {o['num_classes'] + 1} classes"

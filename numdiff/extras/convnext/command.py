@@ -1,11 +1,11 @@
 """`numdiff bench block`: one ConvNeXt block, forward and backward."""
 import click
 
-from ..output import echo
-from ..settings import GroupedCommand, settings
-from ..values import Choice
-from .shared import measurement
-from .versus import ended_promptly
+from numdiff_cli.bench.shared import measurement
+from numdiff_cli.bench.versus import ended_promptly
+from numdiff_cli.output import echo
+from numdiff_cli.settings import GroupedCommand, settings
+from numdiff_cli.values import Choice
 
 
 @click.command(cls=GroupedCommand)
@@ -25,10 +25,10 @@ def block(batch, size, channels, repeats, versus, **given):
 
     With --device cuda the CPU is left out.
     """
-    from numdiff.benchmark.block import MODES, bench_block
-    from numdiff.benchmark.torch_step import require_torch
-    from numdiff.errors import UsageError
-    from numdiff.training.options import resolve
+    from ...benchmark.torch_step import require_torch
+    from ...errors import UsageError
+    from ...training.options import resolve
+    from .benchmark import MODES, bench_block
 
     if channels % 8:
         raise UsageError(f"--channels {channels}: a ConvNeXt block takes a multiple of 8.")

@@ -15,19 +15,19 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import empty, is_device, launch
-from ...device.limits import WARP
-from ...device.requires import supports
-from ...dtypes import is_half
-from ...errors import TooManyElementsError
-from ..bias import channel_add_backward
-from ..common import no_numbers
-from ..elementwise import add_forward
-from ..operation import Version, operation
-from ..problem import Problem, half, single
-from ..reduce import column_sum
-from ..second_pass import add_rows
-from ..versions import capped, label
+from ....device import empty, is_device, launch
+from ....device.limits import WARP
+from ....device.requires import supports
+from ....dtypes import is_half
+from ....errors import TooManyElementsError
+from ....kernels.bias import channel_add_backward
+from ....kernels.common import no_numbers
+from ....kernels.elementwise import add_forward
+from ....kernels.operation import Version, operation
+from ....kernels.problem import Problem, half, single
+from ....kernels.reduce import column_sum
+from ....kernels.second_pass import add_rows
+from ....kernels.versions import capped, label
 from . import hopper, hopper_weight_gradient, mma
 from .naive import BLOCK, Image, depthwise_forward_kernel_v1, depthwise_weight_gradient_kernel_v1
 from .reference import (

@@ -1,12 +1,34 @@
-"""The ConvNeXt block of block.py in PyTorch, eagerly and compiled."""
+"""The ConvNeXt block in PyTorch, and its times, eagerly and compiled."""
 import time
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from .replays import MAX_CALLS, REPLAY_S, repeated, timed
-from .torch_unet import ConvNeXtBlock
+from ...benchmark.replays import MAX_CALLS, REPLAY_S, repeated, timed
+from ...benchmark.torch_unet import Downsample, EmbeddedBlock, Upsample
+
+
+class ConvNeXtBlock(EmbeddedBlock):
+    def __init__(self, channels, emb_channels, out_channels, dropout, resample=None):
+        super().__init__()
+        self.skip_connection = nn.Identity() if out_channels == channels else nn.Conv2d(channels, out_channels, 1)
+        self.depthwise = nn.Conv2d(out_channels, out_channels, 7, padding=3, groups=out_channels)
+        self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(emb_channels, out_channels))
+        self.norm = nn.LayerNorm(out_channels, eps=1e-6)
+        self.mlp_in, self.mlp_out = nn.Linear(out_channels, 4 * out_channels), nn.Linear(4 * out_channels, out_channels)
+        self.layer_scale = nn.ParameterDict({"weight": torch.full((out_channels,), 1e-6)})
+        self.dropout = nn.Dropout(dropout)
+        self.resample = {None: nn.Identity(), "up": Upsample(channels, False), "down": Downsample(channels, False)}[
+            resample]
+
+    def forward(self, x, emb):
+        x = self.resample(self.skip_connection(x))
+        h = self.depthwise(x) + self.emb_layers(emb)[:, :, None, None]
+        h = self.norm(h.permute(0, 2, 3, 1))  # channels last, as they are stored
+        h = self.mlp_out(F.gelu(self.mlp_in(h), approximate="tanh"))
+        return x + (self.layer_scale["weight"] * self.dropout(h)).permute(0, 3, 1, 2)
 
 
 class OneBlock(ConvNeXtBlock):

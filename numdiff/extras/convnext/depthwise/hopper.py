@@ -37,9 +37,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, float32, int32, launch, load4, uint32
-from ...device.half import in_bfloat16
-from ...device.mbarrier import (
+from ....device import cuda, float32, int32, launch, load4, uint32
+from ....device.half import in_bfloat16
+from ....device.mbarrier import (
     bar_sync,
     fence_barrier_init,
     mbarrier_arrive,
@@ -47,10 +47,10 @@ from ...device.mbarrier import (
     mbarrier_wait,
     smem_u32,
 )
-from ...device.pipeline import barrier_at, init_barriers
-from ...device.requires import requires
-from ...device.specialise import Constant, Variants, specialise
-from ...device.tensor_core import (
+from ....device.pipeline import barrier_at, init_barriers
+from ....device.requires import requires
+from ....device.specialise import Constant, Variants, specialise
+from ....device.tensor_core import (
     choose_bytes,
     high_halves,
     load_words2,
@@ -61,8 +61,8 @@ from ...device.tensor_core import (
     store_words2,
     store_words4,
 )
-from ...device.tensor_map import tensor_map
-from ...device.tma import (
+from ....device.tensor_map import tensor_map
+from ....device.tma import (
     fence_proxy_async,
     tma_load_4d,
     tma_prefetch,
@@ -70,8 +70,8 @@ from ...device.tma import (
     tma_store_commit,
     tma_store_wait_read_0,
 )
-from ...device.wgmma import make_setmaxnreg
-from ..common import divide, no_numbers
+from ....device.wgmma import make_setmaxnreg
+from ....kernels.common import divide, no_numbers
 from .mma import KERNELS, ROWS, Image, K, add_words, place_of
 
 CHANNELS, WIDTH, STRIPS = 32, 32, 4  # of a tile: channels, columns, strips below each other

@@ -2,12 +2,11 @@
 import numpy as np
 from click.testing import CliRunner
 
-from numdiff.benchmark import block
 from numdiff.device.planned import CARDS, collect
+from numdiff.extras.convnext import benchmark as block
 from numdiff_cli.main import main
+from tests.benchmark.fake_gpu import FakeGpu
 from tests.conftest import needs
-
-from .fake_gpu import FakeGpu
 
 H200 = next(card for card in CARDS if card.device_name == "NVIDIA H200")
 
@@ -64,7 +63,7 @@ def test_comparison_with_torch():
 def test_torch_computes_the_same(rng, channels=8):
     import torch
 
-    from numdiff.benchmark.torch_block import OneBlock
+    from numdiff.extras.convnext.torch_block import OneBlock
     from numdiff.nn import Tensor
     from numdiff.nn.convert.layout import to_torch_layout
     ours, theirs = block.OneBlock(channels), OneBlock(channels)

@@ -19,8 +19,8 @@ READ NEXT
 """
 from typing import NamedTuple
 
-from ...device import cuda, float32
-from ..common import divide
+from ....device import cuda, float32
+from ....kernels.common import divide
 
 BLOCK = 256  # threads
 

@@ -6,8 +6,8 @@ import pytest
 
 from numdiff.device import download, empty, upload, zeros
 from numdiff.device.planned import CARDS, collect
-from numdiff.kernels import depthwise as D
-from numdiff.kernels.depthwise import launcher, mma
+from numdiff.extras.convnext import depthwise as D
+from numdiff.extras.convnext.depthwise import launcher, mma
 from numdiff.kernels.versions import at_most
 from tests.conftest import (
     exhaustive,

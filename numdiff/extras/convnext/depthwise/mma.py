@@ -41,13 +41,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, launch, uint32
-from ...device.async_copy import shared_address
-from ...device.half import in_bfloat16
-from ...device.limits import WARP
-from ...device.requires import requires
-from ...device.specialise import Constant, Variants, specialise
-from ...device.tensor_core import (
+from ....device import cuda, empty, float32, int32, launch, uint32
+from ....device.async_copy import shared_address
+from ....device.half import in_bfloat16
+from ....device.limits import WARP
+from ....device.requires import requires
+from ....device.specialise import Constant, Variants, specialise
+from ....device.tensor_core import (
     float_of,
     high_halves,
     ldmatrix_x2,
@@ -66,8 +66,8 @@ from ...device.tensor_core import (
     unpack_half2,
     word_of,
 )
-from ..common import divide, no_numbers
-from ..second_pass import add_rows
+from ....kernels.common import divide, no_numbers
+from ....kernels.second_pass import add_rows
 
 CHANNELS = 16  # of a block: a sector of memory
 TILE_ROWS = 16  # of pixels

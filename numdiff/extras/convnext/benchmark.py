@@ -10,13 +10,13 @@ import time
 
 import numpy as np
 
-from ..device import get_backend, synchronize, upload
-from ..device.planned import card_of, collect
-from ..nn import Model, Tensor
-from ..nn.tensor import Tape
-from ..nn.unet import ConvNeXtBlock
-from ..training.compiling import aside, compile_ahead
-from .replays import MAX_CALLS, REPLAY_S, repeated, timed
+from ...benchmark.replays import MAX_CALLS, REPLAY_S, repeated, timed
+from ...device import get_backend, synchronize, upload
+from ...device.planned import card_of, collect
+from ...nn import Model, Tensor
+from ...nn.tensor import Tape
+from ...training.compiling import aside, compile_ahead
+from .block import ConvNeXtBlock
 
 MODES = "eager", "compile"
 

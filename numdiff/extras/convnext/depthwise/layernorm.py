@@ -2,8 +2,8 @@
 
 MATHEMATICS
     h = the depthwise convolution of x, plus bias[c] and channel[b,c] (reference.py)
-    y = (h - mean) · rstd · gain[c] + offset[c], mean and rstd of each pixel over its channels (../layernorm.py)
-    The backward is that of both: dh from ../layernorm.py, whose pass also adds it up over each image, which is the
+    y = (h - mean) · rstd · gain[c] + offset[c], mean and rstd of each pixel over its channels (kernels/layernorm.py)
+    The backward is that of both: dh from kernels/layernorm.py, whose pass also adds it up over each image, which is the
     gradient of channel; dx and the parameters' gradients from reference.py.
 SHAPES
     x, h, y (B, H, W, C) float16 or bfloat16, C a multiple of 8 up to 512; weight (7, 7, C) like x; bias, gain, offset
@@ -36,24 +36,24 @@ COST
 SOURCE
     Liu et al. 2022, "A ConvNet for the 2020s", arXiv:2201.03545, figure 4.
 READ NEXT
-    conv2d/narrow_half/
+    ../block.py
 """
 import math
 from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, empty_like, float32, int32, is_device, launch, load4, store4, uint32
-from ...device.half import in_bfloat16
-from ...device.limits import WARP
-from ...device.requires import requires, supports
-from ...device.specialise import Constant, Variants, specialise
-from ...dtypes import is_half
-from ..common import divide, no_numbers, warp_sum
-from ..layernorm import layernorm_backward, layernorm_forward
-from ..operation import Version, operation
-from ..problem import Problem, filled, half, single
-from ..versions import capped, label
+from ....device import cuda, empty, empty_like, float32, int32, is_device, launch, load4, store4, uint32
+from ....device.half import in_bfloat16
+from ....device.limits import WARP
+from ....device.requires import requires, supports
+from ....device.specialise import Constant, Variants, specialise
+from ....dtypes import is_half
+from ....kernels.common import divide, no_numbers, warp_sum
+from ....kernels.layernorm import layernorm_backward, layernorm_forward
+from ....kernels.operation import Version, operation
+from ....kernels.problem import Problem, filled, half, single
+from ....kernels.versions import capped, label
 from .launcher import FASTEST, by_tma, depthwise_backward, depthwise_forward
 from .mma import (
     BAND,

@@ -26,7 +26,7 @@ READ NEXT
 """
 import numpy as np
 
-from ...dtypes import in_single
+from ....dtypes import in_single
 
 
 def _taps(x, kernel):

@@ -31,10 +31,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, launch, uint32
-from ...device.half import in_bfloat16
-from ...device.mbarrier import bar_sync, fence_barrier_init, smem_u32
-from ...device.pipeline import (
+from ....device import cuda, empty, float32, int32, launch, uint32
+from ....device.half import in_bfloat16
+from ....device.mbarrier import bar_sync, fence_barrier_init, smem_u32
+from ....device.pipeline import (
     Ring,
     advance,
     barrier_at,
@@ -46,13 +46,13 @@ from ...device.pipeline import (
     producer_start,
     stage_at,
 )
-from ...device.requires import requires
-from ...device.specialise import Constant, Variants, specialise
-from ...device.tensor_core import high_halves, load_words2, low_halves, mma_m16n8k16_into
-from ...device.tensor_map import tensor_map
-from ...device.tma import tma_load_4d, tma_prefetch
-from ..common import divide
-from ..second_pass import add_rows
+from ....device.requires import requires
+from ....device.specialise import Constant, Variants, specialise
+from ....device.tensor_core import high_halves, load_words2, low_halves, mma_m16n8k16_into
+from ....device.tensor_map import tensor_map
+from ....device.tma import tma_load_4d, tma_prefetch
+from ....kernels.common import divide
+from ....kernels.second_pass import add_rows
 from .hopper import (
     BLOCK_OF_8,
     CHANNELS,

@@ -20,13 +20,13 @@ SOURCE
 READ NEXT
     mma.py, for 16 bits.
 """
-from ...device import cuda, float32, int32, load4, store4
-from ...device.async_copy import cp_async_commit, cp_async_wait_all
-from ...device.eight import copy8, store8
-from ...device.limits import FULL_MASK, WARP
-from ...device.requires import requires
-from ...device.specialise import Constant, Variants, specialise
-from ..common import divide
+from ....device import cuda, float32, int32, load4, store4
+from ....device.async_copy import cp_async_commit, cp_async_wait_all
+from ....device.eight import copy8, store8
+from ....device.limits import FULL_MASK, WARP
+from ....device.requires import requires
+from ....device.specialise import Constant, Variants, specialise
+from ....kernels.common import divide
 
 BYTES = 64  # of a pixel's channels in a tile: two sectors of memory
 RUN = 8  # neighbouring pixels of a thread
