@@ -59,13 +59,13 @@ from .matmul import (
 )
 from .matmul.problems import gate_problems
 from .operation import operation
+from .problem import Problem, half, single
 from .reduce import column_sum
 from .second_pass import deferrable
 from .side_stream import on_side_stream
 from .transformer.columns import as_columns
 from .transformer.gate import gate_forward
 from .transformer.swiglu import swiglu_backward, swiglu_forward
-from .versions import versions_by_name
 
 # Where the product takes the gate in: tiles of 128 × 192 of a block, at least, and columns. Sampling from a DiT-XL/2
 # (1152 columns) gains 1.6 % by it, from a DiT-S/2 (384) loses 4 %; others were not measured.
@@ -73,7 +73,10 @@ GATE_ROUNDS, GATE_COLUMNS = 2, 1024
 LEAST_ROWS = 256  # of a product, where `batch_invariant` cuts the batch
 
 
+# References -----------------------------------------------------------------------------------------------------------
+
 def linear_forward_reference(x, weight, bias=None, residual=None):
+    x = x.joined() if isinstance(x, Pair) else x
     rows = x.reshape(-1, x.shape[-1])
     y = np.empty((len(rows), len(weight)), x.dtype)
     added = None if residual is None else residual.reshape(y.shape)
@@ -105,7 +108,14 @@ def linear_forward_reference(x, weight, bias=None, residual=None):
     return y.reshape(*x.shape[:-1], len(weight))
 
 
-def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True, residual=None, accumulate=True):
+def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True, residual=None, gelu_of=None,
+                              swiglu_of=None, accumulate=True, aside=None):
+    if isinstance(x, Pair):
+        dx = linear_backward_reference(dy, x.joined(), weight, dweight, dbias, need_dx, residual and residual.joined(),
+                                       gelu_of, swiglu_of, accumulate, aside)
+        return x.parted(dx) if need_dx else None
+    if x is None:
+        x = gelu_forward(gelu_of).astype(gelu_of.dtype, copy=False)
     working = working_type(x.dtype)
     rows, inputs = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
     weight = weight.astype(working, copy=False)
@@ -128,23 +138,63 @@ def linear_backward_reference(dy, x, weight, dweight, dbias=None, need_dx=True, 
             dweight[...], accumulate = sum_of_part, True
     if dbias is not None:
         column_sum(rows.astype(working, copy=False), dbias)
-    return dx
+    if aside is not None:
+        aside(rows, inputs)
+    if dx is not None and swiglu_of is not None:
+        return swiglu_backward(dx, swiglu_of)
+    return dx if dx is None or gelu_of is None else gelu_backward(dx, gelu_of).astype(dx.dtype, copy=False)
 
 
-@versions_by_name(asks=True)
+# Costs ----------------------------------------------------------------------------------------------------------------
+
+def linear_forward_cost(rows, N, K):
+    return matmul_forward_cost(1, rows, N, K)
+
+
+def linear_backward_cost(rows, N, K, accumulate=True, need_dx=True):
+    """dx, if it is wanted, and dweight, each a matmul over the same three extents; a dweight that is added to is read,
+    too."""
+    moved, flops = matmul_forward_cost(1, rows, N, K)
+    products = 1 + bool(need_dx)
+    return products * moved + 4 * N * K * accumulate, products * flops
+
+
+# A layer --------------------------------------------------------------------------------------------------------------
+
+def _check(x, weight):
+    if x.shape[-1] != weight.shape[-1]:
+        raise ValueError(f"x {x.shape} and weight {weight.shape} must agree in their last axis")
+
+
+def _check_backward(dy, x, weight, dweight, residual, gelu_of, swiglu_of):
+    if (weight if dweight is None else dweight).shape != weight.shape or dy.shape[-1] != weight.shape[0]:
+        raise ValueError(f"dweight {dweight is not None and dweight.shape} must have weight's shape {weight.shape}, "
+                         f"and dy {dy.shape} its first axis last")
+    if (residual is not None) + (gelu_of is not None) + (swiglu_of is not None) > 1:
+        raise ValueError("of residual, gelu_of and swiglu_of one can be given: add to what comes back")
+    if x is None and gelu_of is None:
+        raise ValueError("x is None: linear_backward computes it again from gelu_of=, which is None, too; give one")
+
+
+B, T, D = 64, 256, 768  # images, tokens and channels of a DiT-B/2
+TOKENS, QKV = half(B, T, D), half(B, T, 3 * D)  # what the layer before its attention takes and gives
+SMALL = {"dy": single(5, 8), "x": single(5, 12), "weight": single(8, 12), "dweight": single(8, 12), "dbias": single(8)}
+
+
+@operation(reference=linear_forward_reference, cost=linear_forward_cost, check=_check, chooses=True,
+           versions=matmul_forward.operation.versions,
+           problems=[Problem(x=single(5, 12), weight=single(8, 12), bias=single(8), versions=()),
+                     Problem(x=TOKENS, weight=half(3 * D, D), bias=single(3 * D), versions=("mma", "hopper"),
+                             measured=True)])
 def linear_forward(x, weight, bias=None, version=None, residual=None):
     """x·weightᵀ + bias over the last axis, plus `residual` (like y) where it is given, as a new array.
 
     x: an array or a `Pair`
     """
-    if x.shape[-1] != weight.shape[-1]:
-        raise ValueError(f"x {x.shape} and weight {weight.shape} must agree in their last axis")
     if isinstance(x, Pair):
         if version is None and residual is None and pair_supports(x, weight):
             return matmul_pair_forward(x, weight, bias)
         x = x.joined()
-    if not is_device(x):
-        return linear_forward_reference(x, weight, bias, residual)
     if residual is not None:
         residual = residual.reshape(-1, residual.shape[-1])
     y = matmul_forward(x.reshape(-1, x.shape[-1]), weight, transpose_b=True, bias=bias, version=version,
@@ -152,7 +202,12 @@ def linear_forward(x, weight, bias=None, version=None, residual=None):
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
-@versions_by_name(asks=True)
+@operation(reference=linear_backward_reference, cost=linear_backward_cost, check=_check_backward, chooses=True,
+           versions=matmul_forward.operation.versions, writes=("dweight", "dbias"),
+           problems=[Problem("", versions=(), fast=False, **SMALL),
+                     Problem("written", versions=(), accumulate=False, **SMALL),
+                     Problem(dy=QKV, x=TOKENS, weight=half(3 * D, D), dweight=single(3 * D, D), dbias=single(3 * D),
+                             versions=("mma", "hopper"), measured=True)])
 def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=None, residual=None, gelu_of=None,
                     swiglu_of=None, accumulate=True, aside=None):
     """dx as a new array (None unless `need_dx`); the parameters' gradients are added into dweight and dbias (None: not
@@ -163,35 +218,23 @@ def linear_backward(dy, x, weight, dweight, dbias=None, need_dx=True, version=No
     gelu_of: u, like x, where x = GELU(u): what comes is du instead of dx, in one kernel where that can. Then x may be
         None: it is computed again, by the same kernel, which may leave it in place of u
     swiglu_of: u, twice as wide as x, where x = SwiGLU(u): as gelu_of
-    aside: on a device, without dweight and dbias: aside(dy, x) is called with the matrices that they will be made of
+    aside: without dweight and dbias: aside(dy, x) is called with the matrices that they will be made of
         (linear_gradients.py)
     Of a `Pair` x dx, and `residual`, are Pairs.
     """
-    if (weight if dweight is None else dweight).shape != weight.shape or dy.shape[-1] != weight.shape[0]:
-        raise ValueError(f"dweight {dweight is not None and dweight.shape} must have weight's shape {weight.shape}, "
-                         f"and dy {dy.shape} its first axis last")
-    if (residual is not None) + (gelu_of is not None) + (swiglu_of is not None) > 1:
-        raise ValueError("of residual, gelu_of and swiglu_of one can be given: add to what comes back")
     if isinstance(x, Pair):
         if (version is None and residual is gelu_of is swiglu_of is None and dweight is not None
                 and pair_supports(x, weight)):
             with deferrable(), on_side_stream(dy, dweight, dbias):
                 matmul_pair_gradient(dy, x, dweight if accumulate else fill_zero(dweight), dbias)
             return matmul_pair_backward(dy, x, weight) if need_dx else None
-        dx = linear_backward(dy, x.joined(), weight, dweight, dbias, need_dx, version,
-                             residual and residual.joined(), gelu_of, swiglu_of, accumulate)
+        dx = linear_backward(dy, x.joined(), weight, dweight, dbias, need_dx, residual and residual.joined(), gelu_of,
+                             swiglu_of, accumulate, version=version)
         return x.parted(dx) if need_dx else None
-    if x is None and gelu_of is None:
-        raise ValueError("x is None: linear_backward computes it again from gelu_of=, which is None, too; give one")
-    if x is None and need_dx and is_device(dy):
+    if x is None and need_dx:
         return _backward_again(dy, weight, dweight, dbias, gelu_of, version, accumulate, aside)
     if x is None:
-        x = gelu_forward(gelu_of).astype(gelu_of.dtype, copy=False)
-    if not is_device(x):
-        dx = linear_backward_reference(dy, x, weight, dweight, dbias, need_dx, residual, accumulate)
-        if dx is not None and swiglu_of is not None:
-            return swiglu_backward(dx, swiglu_of)
-        return dx if gelu_of is None or dx is None else gelu_backward(dx, gelu_of).astype(dx.dtype, copy=False)
+        x = gelu_forward(gelu_of)
     rows = dy.reshape(-1, dy.shape[-1])
     _parameters(rows, x, dweight, dbias, version, accumulate, aside)
     if not need_dx:
@@ -302,15 +345,3 @@ def linear_swiglu_supports(x, w12, w3):
     """True where SwiGLU is part of the kernels of the layer w12 on x, forward, and of the layer w3 after it,
     backward."""
     return activation_supports(x, *w12.shape, *w3.shape)
-
-
-def linear_forward_cost(rows, N, K):
-    return matmul_forward_cost(1, rows, N, K)
-
-
-def linear_backward_cost(rows, N, K, accumulate=True, need_dx=True):
-    """dx, if it is wanted, and dweight, each a matmul over the same three extents; a dweight that is added to is read,
-    too."""
-    moved, flops = matmul_forward_cost(1, rows, N, K)
-    products = 1 + bool(need_dx)
-    return products * moved + 4 * N * K * accumulate, products * flops

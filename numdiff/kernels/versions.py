@@ -23,7 +23,6 @@ import numpy as np
 from ..device import is_device
 
 WIDE = {"naive": 1, "vectorised": 2}  # a thread an element (a backward: a column); four, by 16-byte loads and stores
-MATMUL = {"naive": 1, "tiled": 2, "register-tiled": 3, "vectorised": 4, "mma": 5, "tf32": 5, "hopper": 6}
 CONV2D = {"direct": 1, "im2col": 2, "implicit-gemm": 3, "narrow": 3, "mma": 4, "tf32": 4, "hopper-columns": 5,
           "hopper": 6, "im2win": 7}
 # Of names that share a number: the operands' type that each is for.
@@ -32,15 +31,13 @@ FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and 
 # {operation: {name: number}}, a backward only where its versions are not its forward's
 NAMES = {
     **dict.fromkeys(("im2col", "im2win"), WIDE),
-    **dict.fromkeys(("linear", "matmul", "matmul_row_sums", "matmul_strided"), MATMUL),
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
     "conv2d_level": {"shifted-boxes": 1, "halo": 2},
     "flash_attention": {"naive": 1, "register-tiled": 2, "mma": 3, "tf32-bf16": 4, "hopper": 5},
 }
 
-# What `at_most` knows: a product has the ceiling of "matmul", in whatever layer it is
-CEILED = {**{name: known for name, known in NAMES.items() if known is not MATMUL or name == "matmul"},
-          "epilogue": {"apart": 0, "fused": 1}, "flash_attention": {"unfused": 0, **NAMES["flash_attention"]}}
+# What `at_most` knows
+CEILED = {**NAMES, "epilogue": {"apart": 0, "fused": 1}, "flash_attention": {"unfused": 0, **NAMES["flash_attention"]}}
 _asking = set(CEILED) - set(NAMES)  # operations whose launchers call `capped`
 _ceilings = {}  # {operation: highest version that launchers choose by themselves}; empty but within `at_most`
 

@@ -4,15 +4,12 @@ The shapes are a model's: of the UNet that `numdiff train unet` makes (batch 32,
 64, 256 tokens of 768), and square products for the ladder of matmul. Problems of operations with a record stand in the
 record (kernels/operation.py); kernels/figures/ has what was measured.
 
-problem.py says what a problem is, and has the sizes; matmul.py, conv2d.py, linear.py and transformer.py have
-the problems.
+problem.py says what a problem is, and has the sizes; conv2d.py and transformer.py have the other problems.
 """
 import dataclasses
 import functools
 import inspect
 import warnings
-
-import numpy as np
 
 from ...device import empty
 from ...device.planned import Planned, card_of
@@ -21,7 +18,7 @@ from ...errors import NumdiffError, UsageError
 from ...kernels.operation import all_operations
 from ..costs import cost_of
 from ..kernels import Array, Measured, bench_call, call_with, for_each, versions_of
-from . import conv2d, linear, matmul, transformer
+from . import conv2d, transformer
 from .problem import Problem, adding_to
 
 __all__ = ["Problem", "bench_files", "plan", "problems", "problems_named", "without_memory"]
@@ -30,11 +27,9 @@ __all__ = ["Problem", "bench_files", "plan", "problems", "problems_named", "with
 @functools.cache
 def problems():
     """[Problem] of all files, in the order of their README."""
-    rng, found = np.random.default_rng(0), []
+    found = []
     add = adding_to(found)
-    matmul.add_problems(add, rng)
     conv2d.add_problems(add)
-    linear.add_problems(add)
     transformer.add_problems(add)
     for record in all_operations():
         for problem in record.problems:

@@ -23,13 +23,16 @@ SOURCE
 READ NEXT
     reference.py, where one number a row is kept instead of T probabilities.
 """
+import functools
 import math
 
 import numpy as np
 
-from ...device import empty, is_device, over_batch
+from ...device import empty, over_batch
 from ...dtypes import in_single
 from ..matmul import Matrices, matmul_strided
+from ..operation import operation
+from ..problem import Problem, single
 from ..softmax import softmax_backward, softmax_backward_reference, softmax_forward, softmax_forward_reference
 
 # References -----------------------------------------------------------------------------------------------------------
@@ -105,20 +108,41 @@ def square_matrices(p):
     return Matrices(p, T, 1, outer=heads * T * T, inner=T * T)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+def attention_forward_cost(B, T, C, heads):
+    """(bytes, FLOPs): qkv read, y written, the probabilities written, rewritten by the softmax and read back."""
+    return 4 * (4 * B * T * C + 4 * B * heads * T * T), 4 * B * T * T * C + 5 * B * heads * T * T
+
+
+def attention_backward_cost(B, T, C, heads):
+    """qkv read, dy read twice, dqkv written; P read twice, dS written, rewritten and read twice."""
+    return 4 * (8 * B * T * C + 7 * B * heads * T * T), 8 * B * T * T * C + 5 * B * heads * T * T
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
 
 def check(qkv, heads, order):
     if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
         raise ValueError(f"qkv {qkv.shape} must be (B, T, 3C) with C a multiple of heads = {heads}")
-    if order not in ("legacy", "new"):
+    if order not in ORDERS:
         raise ValueError(f"unknown order {order!r} of the qkv channels: use 'legacy' or 'new'")
 
 
+ORDERS = "legacy", "new"
+SMALL = {"qkv": single(1, 5, 24), "heads": 2}
+
+
+def _probabilities(made, order):
+    _, probabilities = attention_forward_reference(made["qkv"].astype(np.float64), SMALL["heads"], order)
+    return {"probabilities": probabilities.astype(np.float32)}
+
+
+@operation(reference=attention_forward_reference, cost=attention_forward_cost, check=check,
+           problems=[*(Problem(order, fast=order == "legacy", **SMALL, order=order) for order in ORDERS),
+                     Problem(qkv=single(32, 256, 3 * 192), heads=6, measured=True)])
 def attention_forward(qkv, heads, order="legacy"):
     """(y (B, T, C), probabilities (B, heads, T, T)) of qkv (B, T, 3C)."""
-    check(qkv, heads, order)
-    if not is_device(qkv):
-        return attention_forward_reference(qkv, heads, order)
     B, T, width = qkv.shape
     HS = width // (3 * heads)
     q, k, v = qkv_matrices(qkv, heads, order)
@@ -130,11 +154,14 @@ def attention_forward(qkv, heads, order="legacy"):
     return y, probabilities
 
 
+@operation(reference=attention_backward_reference, cost=attention_backward_cost, check=check,
+           problems=[*(Problem(order, fast=order == "legacy", dy=single(1, 5, 8), probabilities=single(1, 2, 5, 5),
+                               derived=functools.partial(_probabilities, order=order), **SMALL, order=order)
+                       for order in ORDERS),
+                     Problem(dy=single(32, 256, 192), qkv=single(32, 256, 3 * 192),
+                             probabilities=single(32, 6, 256, 256), heads=6, measured=True)])
 def attention_backward(dy, qkv, probabilities, heads, order="legacy"):
     """dqkv (B, T, 3C) from dy (B, T, C) and what the forward took and gave."""
-    check(qkv, heads, order)
-    if not is_device(qkv):
-        return attention_backward_reference(dy, qkv, probabilities, heads, order)
     B, T, width = qkv.shape
     HS = width // (3 * heads)
     dqkv, dscores = empty(qkv.shape, like=qkv), empty(probabilities.shape, like=qkv)
@@ -147,15 +174,3 @@ def attention_backward(dy, qkv, probabilities, heads, order="legacy"):
     matmul_strided(ds, k, dq, T, HS, T, B, heads)
     matmul_strided(ds.T, q, dk, T, HS, T, B, heads)
     return dqkv
-
-
-# Cost -----------------------------------------------------------------------------------------------------------------
-
-def attention_forward_cost(B, T, C, heads):
-    """(bytes, FLOPs): qkv read, y written, the probabilities written, rewritten by the softmax and read back."""
-    return 4 * (4 * B * T * C + 4 * B * heads * T * T), 4 * B * T * T * C + 5 * B * heads * T * T
-
-
-def attention_backward_cost(B, T, C, heads):
-    """qkv read, dy read twice, dqkv written; P read twice, dS written, rewritten and read twice."""
-    return 4 * (8 * B * T * C + 7 * B * heads * T * T), 8 * B * T * T * C + 5 * B * heads * T * T

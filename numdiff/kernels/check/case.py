@@ -4,7 +4,6 @@ from dataclasses import dataclass
 TOLERANCE = 1e-5  # relative error in the 2-norm against float64
 HALF_TOLERANCE = 1e-3  # float16 results are rounded to 10 mantissa bits, and so are probabilities
 BFLOAT16_TOLERANCE = 8e-3  # to 7 mantissa bits
-FP8_TOLERANCE = 5e-4  # of 128 summed products of E4M3 tensor cores keep about 14 bits
 
 
 @dataclass

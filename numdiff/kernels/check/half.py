@@ -2,102 +2,18 @@
 import numpy as np
 
 from ...device import empty, is_device
-from .. import bias, conv2d, linear, matmul
-from ..concat import Pair
+from .. import bias, conv2d
 from ..conv2d import mma_halo, mma_halo_gradient
 from ..conv2d.hopper import convolution as conv2d_hopper
 from ..conv2d.hopper import weight_gradient as conv2d_hopper_gradient
 from ..conv2d.hopper import weight_gradient_3x3 as conv2d_hopper_gradient_3x3
 from ..groupnorm.normalise import channel_statistics_reference
-from ..matmul import mma, problems
-from ..matmul.hopper import kernel
-from ..matmul.hopper.layout import BK
-from ..matmul.mma_layout import TILES
 from .case import HALF_TOLERANCE, Case
-
-SMALL_STEP = TILES[64, 64].k
 
 
 def halves(**shapes):
     """Inputs that are normal float16 arrays of these shapes."""
     return lambda rng: {name: rng.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
-
-
-def with_tile(tile, version, parts, function, pairs=False):
-    """function() with this tile of version 5 or 6, the sum over K in `parts` parts, and blocks alone or in pairs."""
-    with problems.with_tile(tile, version, parts, pairs):
-        return function()
-
-
-def product_cases():
-    """Every matmul kernel on one small tile, and a sum over K that two blocks share."""
-    def product(key, version, parts, M=8, N=8, K=8, pairs=False, alpha=1.0, added=False):
-        tile, transpose_a, across, half = key
-        shapes = {"a": (K, M) if transpose_a else (M, K), "b": (K, N) if across else (N, K),
-                  **({"residual": (M, N)} if added else {})}
-
-        def run(a, v):
-            return (with_tile(tile, version, parts, lambda: matmul.matmul_forward(
-                a.a, a.b, transpose_a, not across, alpha=alpha, version=v, residual=a.residual if added else None,
-                out_dtype=a.a.dtype if half else np.float32), pairs),)
-
-        layout = f"{'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}"
-        return Case("matmul", halves(**shapes), run, (version,), HALF_TOLERANCE,
-                    f"float16, {layout}, tile {tile}, float{16 if half else 32}{', in parts' * (parts > 1)}"
-                    f"{', pairs' * pairs}{', three rows of tiles' * (M > 256)}"
-                    f"{f', {parts} of them, times {alpha}' * (alpha != 1)}{', with a residual' * added}",
-                    fast=version == 6 or tile in ((64, 64), 64))
-
-    def row_sums(tile, version, parts, K):
-        def run(a, v):
-            dweight = with_tile(tile, version, parts, lambda: matmul.matmul_forward(
-                a.dy, a.x, True, False, out_dtype=np.float32, version=v, row_sums=a.dbias))
-            return dweight, a.dbias
-
-        def inputs(rng):
-            return {**halves(dy=(K, 8), x=(K, 8))(rng), "dbias": rng.standard_normal(8).astype(np.float32)}
-
-        return Case("matmul_row_sums", inputs, run, (version,), HALF_TOLERANCE, f"float16, {parts} parts")
-
-    def pair(a, v):
-        def layer():
-            x = Pair(a.x, a.x_2)
-            return (linear.linear_forward(x, a.weight, a.bias),
-                    *linear.linear_backward(a.dy, x, a.weight, a.dweight, a.dbias), a.dweight, a.dbias)
-        return with_tile(64, 6, 1, layer)
-
-    yield Case("matmul", halves(a=(5, 12), b=(3, 12)), lambda a, v: (matmul.matmul_forward(
-        a.a, a.b, transpose_b=True, version=v),), (2,), HALF_TOLERANCE, "float16, a·bᵀ, K of 12")
-    yield Case("linear_backward", lambda rng: {
-        **halves(x=(9, 64), x_2=(9, 8), weight=(8, 72), dy=(9, 8))(rng), **{
-            name: rng.standard_normal(shape).astype(np.float32)
-            for name, shape in (("bias", 8), ("dweight", (8, 72)), ("dbias", 8))}},
-        pair, (None,), HALF_TOLERANCE, "and forward, float16, two arrays")
-    for key in kernel.PAIR_KERNELS:
-        yield product(key, 6, 1, M=136, pairs=True)
-    yield product((256, False, False, True), 6, 1, M=264, K=4 * BK + 8, pairs=True)  # stages are used again
-    for tile, transpose_a, across in kernel.BATCH_KERNELS:
-        def run(a, v, tile=tile, transposes=(transpose_a, not across)):
-            return (with_tile(tile, 6, 1, lambda: matmul.matmul_forward(
-                a.a, a.b, *transposes, residual=a.residual, version=v)),)
-
-        yield Case("matmul", halves(a=(2, 64, 128) if transpose_a else (2, 128, 64), b=(2, 64, 8) if across else (
-            2, 8, 64), residual=(2, 128, 8)), run, (6,), HALF_TOLERANCE,
-            f"float16, a batch, {'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * (not across)}, tile {tile}")
-    for version, keys in (5, {key[:3]: (*key[:3], True) for key in mma.KERNELS}.values()), (6, kernel.KERNELS):
-        for key in keys:
-            yield product(key, version, 1)
-            if version == 5:
-                yield product(key, version, 1, added=True)
-        # K of two slices, of version 5's with more steps than stages, and of nine
-        narrowest, two, nine = list(keys)[-1][0], *((72, 8 * BK + 8) if version == 6 else (200, 8 * SMALL_STEP + 8))
-        yield product((narrowest, False, False, False), version, 2, K=two)
-        yield product((narrowest, False, False, False), version, *((2, 8, 8, two) if version == 6 else (
-            9, 8, 8, nine)), alpha=0.5)
-        if version == 5:  # one rounding, of the sum of all parts and a residual
-            yield product((narrowest, False, False, True), version, 2, K=two, added=True)
-        for parts, K in ((1, nine), (2, two), (9, nine)):
-            yield row_sums(narrowest, version, parts, K)
 
 
 def convolution_cases():

@@ -20,9 +20,10 @@
     stack.py                weights at equal distances in memory, as one matrix
     group.py                the gradients of several weights in one launch
     hopper_fp8.py           the same kernel on E4M3, floats of 8 bits: the top rung
+    fp8_problems.py         small problems of it
     choice.py           which tile, and how many slices of K, by estimated times
     launcher.py         which rung runs: what everything above calls
-    problems.py             small problems of the following
+    problems.py             small problems of matmul and of the following
     activations.py          products with GELU, SwiGLU, a gate or a layer's scale in the same kernel
     pair.py                 products of two arrays that are read as one
     symmetric.py            products whose results are symmetric

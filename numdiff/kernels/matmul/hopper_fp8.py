@@ -50,8 +50,11 @@ from ...errors import NumdiffError
 from ...float8 import numbers_of
 from ..batch_invariance import nominal_extent
 from ..elementwise import gelu_backward, gelu_forward
+from ..operation import operation
+from ..problem import half, single
 from ..quantise import quantise_forward
 from ..transformer.swiglu import swiglu_backward, swiglu_forward
+from . import fp8_problems as problems
 from .choice import choose_half
 from .hopper.kernel import kernel_for
 from .hopper.launcher import map_of_halves
@@ -125,15 +128,73 @@ def choose_slices(M, N, K, multiprocessors):
     return width, slices
 
 
-# Reference ------------------------------------------------------------------------------------------------------------
+# References -----------------------------------------------------------------------------------------------------------
 
-def matmul_fp8_forward_reference(a, b, scale_a, scale_b, bias=None, residual=None):
+def product_reference(a, b, scale_a, scale_b):
     """float32 (M, N): products of what the bytes stand for."""
     c = numbers_of(a) @ numbers_of(b).T
     c *= scale_a[0] * scale_b[0]
+    return c
+
+
+def matmul_fp8_forward_reference(a, b, scale_a, scale_b, bias=None, residual=None, promoted=True):
+    c = product_reference(a, b, scale_a, scale_b)
     if bias is not None:
         c += bias
-    return c if residual is None else c + residual
+    return (c if residual is None else c + residual).astype(np.float16)
+
+
+def _rounded(x, into):
+    """x as float16, or as `quantise_forward` gives it."""
+    x = x.astype(np.float16, copy=False)
+    return x if into is None else quantise_forward(x, *into)
+
+
+def matmul_fp8_gelu_forward_reference(a, b, scale_a, scale_b, bias, keeps_u=True, promoted=True, into=None):
+    u = matmul_fp8_forward_reference(a, b, scale_a, scale_b, bias)
+    return u, _rounded(gelu_forward(u), into)
+
+
+def matmul_fp8_gelu_backward_reference(a, b, scale_a, scale_b, u, promoted=True, into=None):
+    return _rounded(gelu_backward(matmul_fp8_forward_reference(a, b, scale_a, scale_b), u), into)
+
+
+def matmul_fp8_swiglu_forward_reference(a, b, scale_a, scale_b, bias=None, keeps_u=True, promoted=True):
+    u = matmul_fp8_forward_reference(a, b, scale_a, scale_b, bias)
+    return u, swiglu_forward(u)
+
+
+def matmul_fp8_swiglu_backward_reference(a, b, scale_a, scale_b, u, promoted=True):
+    return swiglu_backward(matmul_fp8_forward_reference(a, b, scale_a, scale_b), u)
+
+
+def matmul_fp8_gradient_reference(a, b, scale_a, scale_b, out, accumulate=True):
+    found = product_reference(a, b, scale_a, scale_b)
+    out[...] = out + found if accumulate else found
+
+
+# Costs ----------------------------------------------------------------------------------------------------------------
+
+def matmul_fp8_forward_cost(M, N, K):
+    """(bytes, FLOPs): both operands read, a byte each, the float16 result written."""
+    return M * K + N * K + 2 * M * N, matmul_forward_cost(1, M, N, K)[1]
+
+
+def matmul_fp8_gradient_cost(M, N, K, accumulate=True):
+    """As `matmul_fp8_forward_cost`, of a float32 result, which is read, too, where it is added to."""
+    return M * K + N * K + (8 if accumulate else 4) * M * N, matmul_forward_cost(1, M, N, K)[1]
+
+
+def matmul_fp8_gelu_forward_cost(M, N, K):
+    """As `matmul_fp8_forward_cost`, with a second result; of the backward, with u that comes in."""
+    moved, flops = matmul_fp8_forward_cost(M, N, K)
+    return moved + 2 * M * N, flops
+
+
+def matmul_fp8_swiglu_forward_cost(M, N, K):
+    """N: rows of b. As above; the second result has half as many columns."""
+    moved, flops = matmul_fp8_forward_cost(M, N, K)
+    return moved + M * N, flops
 
 
 # Launcher -------------------------------------------------------------------------------------------------------------
@@ -143,20 +204,31 @@ def fp8_supports(device):
     return isinstance(device, np.ndarray) or device is None or supports(device, FP8_KERNELS)
 
 
-def _check(a, b, rows, bias=None):
-    """rows: of b, a number times N."""
-    (M, K), N = a.shape, b.shape[0] // rows
-    if b.shape != (rows * N, K) or a.dtype != np.uint8 or b.dtype != np.uint8:
+def _check(a, b, bias=None, halves=1):
+    """halves: 2 where the rows of b are those of both halves of u"""
+    K, N = a.shape[1], len(b) // halves
+    if b.shape != (halves * N, K) or a.dtype != np.uint8 or b.dtype != np.uint8:
         raise ValueError(f"a {a.dtype} {a.shape} and b {b.dtype} {b.shape} must be bytes, (M, K) and (N, K)")
     if bias is not None and tuple(bias.shape) != (len(b),):
         raise ValueError(f"bias has shape {bias.shape}, the product needs ({len(b)},)")
     if not is_device(a):
-        return M, N, K
+        return
     if not fp8_supports(a):
         raise NumdiffError("products of E4M3 need a GPU of compute capability 9.0, a Hopper: use float16 on others.")
     if K % 16 or N % 8:
         raise ValueError(f"TMA moves 16 bytes at a time: K {K} must be a multiple of 16, and N {N} one of 8")
-    return M, N, K
+
+
+def _check_forward(a, b, bias, residual):
+    _check(a, b, bias)
+    if residual is not None and tuple(residual.shape) != (len(a), len(b)):
+        raise ValueError(f"residual has shape {residual.shape}, the product has {(len(a), len(b))}")
+
+
+def _check_gradient(a, b, out):
+    _check(a, b)
+    if tuple(out.shape) != (len(a), len(b)) or is_device(out) and out.dtype != np.float32:
+        raise ValueError(f"out is {out.dtype} {out.shape}, the product float32 {(len(a), len(b))}")
 
 
 def _launch(a, b, c, M, N, K, scales, bias, residual, promoted, activation="", other=None, keeps_u=True, into=None):
@@ -191,87 +263,80 @@ def map_of_result(x, rows=BOX):
     return tensor_map(x, (BOX, rows), 64) if x.dtype == np.uint8 else tensor_map(x, (BOX, BOX))
 
 
+# Operations -----------------------------------------------------------------------------------------------------------
+
+@operation(reference=matmul_fp8_forward_reference, cost=matmul_fp8_forward_cost, check=_check_forward,
+           problems=lambda: [*problems.products(), *problems.squares()])
 def matmul_fp8_forward(a, b, scale_a, scale_b, bias=None, residual=None, promoted=True):
     """scale_a · scale_b · a·bᵀ + bias + residual as a new float16 array (M, N).
 
     promoted: add up in float32 every 128 of k; False leaves the sum to the tensor cores
     """
-    M, N, K = _check(a, b, 1, bias)
-    if residual is not None and tuple(residual.shape) != (M, N):
-        raise ValueError(f"residual has shape {residual.shape}, the product has {(M, N)}")
-    if not is_device(a):
-        return matmul_fp8_forward_reference(a, b, scale_a, scale_b, bias, residual).astype(np.float16)
+    (M, K), N = a.shape, len(b)
     c = empty((M, N), np.float16, like=a)
     _launch(a, b, c, M, N, K, (scale_a, scale_b), bias, residual, promoted)
     return c
 
 
+@operation(reference=matmul_fp8_gelu_forward_reference, cost=matmul_fp8_gelu_forward_cost,
+           check=lambda a, b, bias: _check(a, b, bias),
+           problems=lambda: [*problems.products("gelu"), *problems.roundings(matmul_fp8_gelu_forward, "gelu"),
+                             *problems.layers(bias=single(4 * problems.D))])
 def matmul_fp8_gelu_forward(a, b, scale_a, scale_b, bias, keeps_u=True, promoted=True, into=None):
     """(u, GELU(u)) as new float16 arrays, u = scale_a · scale_b · a·bᵀ + bias.
 
     keeps_u: False if no backward needs u, which is then None
     into: (scale, amax) as of `quantise_forward`, which GELU(u) then has gone through; N is a multiple of 16
     """
-    M, N, K = _check(a, b, 1, bias)
-    if not is_device(a):
-        u = matmul_fp8_forward(a, b, scale_a, scale_b, bias)
-        return u, _rounded(gelu_forward(u), into)
+    (M, K), N = a.shape, len(b)
     y = empty((M, N), np.float16 if into is None else np.uint8, like=a)
     u = empty((M, N), np.float16, like=a) if keeps_u else None
     _launch(a, b, y if u is None else u, M, N, K, (scale_a, scale_b), bias, None, promoted, "gelu", y, keeps_u, into)
     return u, y
 
 
-def _rounded(x, into):
-    """x as float16, or as `quantise_forward` gives it; of NumPy."""
-    x = x.astype(np.float16, copy=False)
-    return x if into is None else quantise_forward(x, *into)
-
-
+@operation(reference=matmul_fp8_gelu_backward_reference, cost=matmul_fp8_gelu_forward_cost,
+           check=lambda a, b: _check(a, b),
+           problems=lambda: [*problems.products("gelu_gradient"),
+                             *problems.roundings(matmul_fp8_gelu_backward, "gelu_gradient"),
+                             *problems.layers(u=half(problems.ROWS, 4 * problems.D))])
 def matmul_fp8_gelu_backward(a, b, scale_a, scale_b, u, promoted=True, into=None):
     """(scale_a · scale_b · a·bᵀ) ∘ GELU'(u (M, N)) as a new float16 array; into as above."""
-    M, N, K = _check(a, b, 1)
-    if not is_device(a):
-        return _rounded(gelu_backward(matmul_fp8_forward(a, b, scale_a, scale_b), u), into)
+    (M, K), N = a.shape, len(b)
     c = empty((M, N), np.float16 if into is None else np.uint8, like=a)
     _launch(a, b, c, M, N, K, (scale_a, scale_b), None, None, promoted, "gelu_gradient", u, into=into)
     return c
 
 
+@operation(reference=matmul_fp8_swiglu_forward_reference, cost=matmul_fp8_swiglu_forward_cost,
+           check=lambda a, b, bias: _check(a, b, bias, 2), problems=lambda: problems.products("swiglu"))
 def matmul_fp8_swiglu_forward(a, b, scale_a, scale_b, bias=None, keeps_u=True, promoted=True):
     """(u (M, 2 · H), SwiGLU(u) (M, H)) as new float16 arrays, u = scale_a · scale_b · a·bᵀ + bias, b (2 · H, K)."""
-    M, H, K = _check(a, b, 2, bias)
-    if not is_device(a):
-        u = matmul_fp8_forward(a, b, scale_a, scale_b, bias)
-        return u, swiglu_forward(u)
+    (M, K), H = a.shape, len(b) // 2
     h, u = empty((M, H), np.float16, like=a), empty((M, 2 * H), np.float16, like=a) if keeps_u else None
     _launch(a, b, h if u is None else u, M, H, K, (scale_a, scale_b), bias, None, promoted, "swiglu", h, keeps_u)
     return u, h
 
 
+@operation(reference=matmul_fp8_swiglu_backward_reference, cost=matmul_fp8_swiglu_forward_cost,
+           check=lambda a, b: _check(a, b), problems=lambda: problems.products("swiglu_gradient"))
 def matmul_fp8_swiglu_backward(a, b, scale_a, scale_b, u, promoted=True):
     """du (M, 2 · H) as a new float16 array: SwiGLU's backward of dh = scale_a · scale_b · a·bᵀ (M, H) at u."""
-    M, H, K = _check(a, b, 1)
-    if not is_device(a):
-        return swiglu_backward(matmul_fp8_forward(a, b, scale_a, scale_b), u)
+    (M, K), H = a.shape, len(b)
     du = empty((M, 2 * H), np.float16, like=a)
     _launch(a, b, du, M, H, K, (scale_a, scale_b), None, None, promoted, "swiglu_gradient", u)
     return du
 
 
+@operation(reference=matmul_fp8_gradient_reference, cost=matmul_fp8_gradient_cost, check=_check_gradient,
+           writes=("out",), problems=problems.gradients)
 def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True):
     """out (M, N) float32 += scale_a · scale_b · a·bᵀ; a (M, K), b (N, K): dyᵀ and xᵀ of a layer whose weight's gradient
     this is. Always promoted, as the sum is over thousands of rows.
 
     accumulate: False: out is written, whatever it held
     """
-    M, N, K = _check(a, b, 1)
-    if tuple(out.shape) != (M, N) or is_device(out) and out.dtype != np.float32:
-        raise ValueError(f"out is {out.dtype} {out.shape}, the product float32 {(M, N)}")
-    if not is_device(a):
-        found = matmul_fp8_forward_reference(a, b, scale_a, scale_b)
-        out[...] = out + found if accumulate else found
-        return
+    (M, K), N = a.shape, len(b)
     multiprocessors = getattr(a.backend, "multiprocessors", MULTIPROCESSORS)
     width, slices = choose_slices(M, N, K, multiprocessors)
     tiles_m, tiles_n, steps = -(-M // BM), -(-N // width), -(-K // STEP)
@@ -286,25 +351,3 @@ def matmul_fp8_gradient(a, b, scale_a, scale_b, out, accumulate=True):
            Epilogue(1.0, 0, 0, int(accumulate and slices == 1), 0, 0.0), shared=shared_bytes(width))
     if slices > 1:
         add_partials(target, out, slices, nothing, 1.0, 0, accumulate)
-
-
-def matmul_fp8_forward_cost(M, N, K):
-    """(bytes, FLOPs): both operands read, a byte each, the float16 result written."""
-    return M * K + N * K + 2 * M * N, matmul_forward_cost(1, M, N, K)[1]
-
-
-def matmul_fp8_gradient_cost(M, N, K, accumulate=True):
-    """As `matmul_fp8_forward_cost`, of a float32 result, which is read, too, where it is added to."""
-    return M * K + N * K + (8 if accumulate else 4) * M * N, matmul_forward_cost(1, M, N, K)[1]
-
-
-def matmul_fp8_gelu_forward_cost(M, N, K):
-    """As `matmul_fp8_forward_cost`, with a second result; of the backward, with u that comes in."""
-    moved, flops = matmul_fp8_forward_cost(M, N, K)
-    return moved + 2 * M * N, flops
-
-
-def matmul_fp8_swiglu_forward_cost(M, N, K):
-    """N: rows of b. As above; the second result has half as many columns."""
-    moved, flops = matmul_fp8_forward_cost(M, N, K)
-    return moved + M * N, flops

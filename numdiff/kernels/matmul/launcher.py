@@ -15,29 +15,82 @@ import math
 
 import numpy as np
 
-from ...device import copy_into, empty, is_device, launch
+from ...device import copy_into, empty, launch
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, multiprocessors_of
 from ...device.requires import supports
-from ...dtypes import is_half, working_type
+from ...dtypes import is_half
 from ...errors import TooManyElementsError
 from ..batch_invariance import nominal_extent
 from ..elementwise import cast_forward
+from ..operation import Version, operation
 from ..reduce import column_sum
-from ..versions import capped, label, versions_by_name
+from ..versions import capped, label
 from . import mma, mma_group, naive, register_tiles, split_k, tf32, tiled, vectorised
 from .choice import as_nominal, by_eight, by_four, choose_tile, half_tile, operand_by_four, slice_of
 from .hopper.kernel import KERNELS
 from .hopper.launcher import launch_hopper, takes_batch
 from .hopper.layout import BK, BM
 from .operands import Epilogue, Matrices, Shape, Strides
-from .reference import matmul_forward_reference
+from .problems import backward_problems, matmul_problems, strided_problems
+from .reference import matmul_forward_cost, matmul_forward_reference
 
+SINGLE, HALF = ("float32",), ("float16", "bfloat16")
+LADDER = [Version("naive", dtypes=SINGLE), Version("tiled"), Version("register-tiled", dtypes=SINGLE),
+          Version("vectorised", dtypes=SINGLE), Version("mma", dtypes=HALF, requires="8.0"),
+          Version("tf32", dtypes=SINGLE, requires="8.0", number=5), Version("hopper", dtypes=HALF, requires="9.0a")]
 SQUARE = {v: (n, n) for v, n in ((1, naive.BLOCK), (2, tiled.TILE), (3, register_tiles.TILE))}  # their only tile
+
+
+# Checks and references ------------------------------------------------------------------------------------------------
+
+def _whole(x, transpose):
+    """((rows, columns), the matrices of a contiguous array as they enter the product)."""
+    rows, columns = x.shape[-2:]
+    matrices = Matrices(x, columns, 1, inner=rows * columns if x.ndim > 2 else 0)
+    return ((columns, rows), matrices.T) if transpose else ((rows, columns), matrices)
+
+
+def _check(a, b, transpose_a, transpose_b, bias, out, accumulate, residual, out_dtype, row_sums):
+    if a.ndim < 2 or b.ndim < 2 or a.shape[:-2] != b.shape[:-2]:
+        raise ValueError(f"a {a.shape} and b {b.shape} must be matrices with the same leading axes")
+    if accumulate and out is None:
+        raise ValueError("accumulate=True adds into `out`: pass out=")
+    if accumulate and residual is not None:
+        raise ValueError("accumulate=True and residual= both add to the product: pass one of them")
+    (M, K), (K_b, N) = _whole(a, transpose_a)[0], _whole(b, transpose_b)[0]
+    if K_b != K:
+        raise ValueError(f"a gives K = {K} and b gives K = {K_b}; check transpose_a and transpose_b (a {a.shape}, "
+                         f"b {b.shape})")
+    shape = (*a.shape[:-2], M, N)
+    for name, x in ("out", out), ("residual", residual):
+        if x is not None and tuple(x.shape) != shape:
+            raise ValueError(f"{name} has shape {x.shape}, the product has {shape}")
+    if bias is not None and tuple(bias.shape) != (N,):
+        raise ValueError(f"bias has shape {bias.shape}, the product needs ({N},)")
+    if row_sums is not None and (not transpose_a or a.ndim > 2 or tuple(row_sums.shape) != (M,)):
+        raise ValueError(f"row_sums {row_sums.shape} must have shape ({M},), with transpose_a=True and without leading "
+                         f"axes (a {a.shape}); use column_sum or row sums of your own")
+    if out is not None and out.dtype != np.dtype(out_dtype or out.dtype):
+        raise ValueError(f"out is {out.dtype} and out_dtype {np.dtype(out_dtype)}: pass one of them")
+
+
+def matmul_strided_reference(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, accumulate=False, residual=None):
+    def view(x, rows, columns):
+        flat = x.array.reshape(-1)[x.start:]
+        strides = [flat.itemsize * step for step in (x.outer, x.inner, x.row, x.column)]
+        return np.lib.stride_tricks.as_strided(flat, (outer, inner, rows, columns), strides)
+
+    product = alpha * (view(a, M, K) @ view(b, K, N)) + (0 if bias is None else bias)
+    if residual is not None:
+        c.array[...] = residual
+    target = view(c, M, N)
+    target[...] = product + (target if accumulate or residual is not None else 0)
 
 
 # The contract ---------------------------------------------------------------------------------------------------------
 
-@versions_by_name(asks=True)
+@operation(reference=matmul_forward_reference, cost=matmul_forward_cost, versions=LADDER, problems=matmul_problems,
+           chooses=True, check=_check, writes=("out", "row_sums"))
 def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=1.0, out=None, accumulate=False,
                    version=None, residual=None, out_dtype=None, row_sums=None):
     """alpha · A·B + bias + residual, as a new array or in `out` (added to what `out` holds if `accumulate`).
@@ -48,34 +101,9 @@ def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=
     row_sums: float32 (M,), with transpose_a and without leading axes: the sums of A's rows over k are added to it, in
         the same kernel where that can. Of a weight's gradient dyᵀ·x they are the bias's gradient.
     """
-    if a.ndim < 2 or b.ndim < 2 or a.shape[:-2] != b.shape[:-2]:
-        raise ValueError(f"a {a.shape} and b {b.shape} must be matrices with the same leading axes")
-    if accumulate and out is None:
-        raise ValueError("accumulate=True adds into `out`: pass out=")
-    if accumulate and residual is not None:
-        raise ValueError("accumulate=True and residual= both add to the product: pass one of them")
     (M, K), left = _whole(a, transpose_a)
-    (K_b, N), right = _whole(b, transpose_b)
-    shape = (*a.shape[:-2], M, N)
-    if K_b != K:
-        raise ValueError(f"a gives K = {K} and b gives K = {K_b}; check transpose_a and transpose_b (a {a.shape}, "
-                         f"b {b.shape})")
-    for name, x, wanted in (("out", out, shape), ("residual", residual, shape)):
-        if x is not None and tuple(x.shape) != wanted:
-            raise ValueError(f"{name} has shape {x.shape}, the product has {wanted}")
-    if bias is not None and tuple(bias.shape) != (N,):
-        raise ValueError(f"bias has shape {bias.shape}, the product needs ({N},)")
-    if row_sums is not None and (not transpose_a or a.ndim > 2 or tuple(row_sums.shape) != (M,)):
-        raise ValueError(f"row_sums {row_sums.shape} must have shape ({M},), with transpose_a=True and without leading "
-                         f"axes (a {a.shape}); use column_sum or row sums of your own")
-    dtype = np.dtype(out_dtype or (a.dtype if out is None else out.dtype))
-    if out is not None and out.dtype != dtype:
-        raise ValueError(f"out is {out.dtype} and out_dtype {dtype}: pass one of them")
-    if not is_device(a):
-        if row_sums is not None:
-            column_sum(a.astype(row_sums.dtype, copy=False), row_sums)
-        return _numpy(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate, residual, dtype)
-    half = is_half(a.dtype)
+    (_, N), right = _whole(b, transpose_b)
+    dtype, half = np.dtype(out_dtype or (a.dtype if out is None else out.dtype)), is_half(a.dtype)
     if a.dtype != b.dtype or not (half or a.dtype == np.float32) or dtype not in (a.dtype, np.dtype(np.float32)):
         raise ValueError("matmul on a GPU is float32, or of float16 or bfloat16 with a result like them or float32, "
                          f"not of {a.dtype} and {b.dtype} with {dtype}; use cast_forward first")
@@ -83,8 +111,8 @@ def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=
         raise ValueError(f"matmul of {a.dtype} needs a float32 bias and a residual like its operands, not "
                          f"{getattr(bias, 'dtype', None)} and {getattr(residual, 'dtype', None)}; use cast_forward "
                          "first")
-    c = empty(shape, dtype, like=a) if out is None else out
-    batch = math.prod(shape[:-2])
+    c = empty((*a.shape[:-2], M, N), dtype, like=a) if out is None else out
+    batch = math.prod(a.shape[:-2])
     if half:
         _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version,
               row_sums)
@@ -96,7 +124,7 @@ def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=
     return c
 
 
-@versions_by_name(asks=True)
+@operation(versions=LADDER, problems=backward_problems, chooses=True)
 def matmul_backward(dc, a, b, transpose_a=False, transpose_b=False, alpha=1.0, version=None):
     """(da, db) from dc and the forward's operands: two more matmuls, see reference.py."""
     if transpose_a:
@@ -108,27 +136,6 @@ def matmul_backward(dc, a, b, transpose_a=False, transpose_b=False, alpha=1.0, v
     else:
         db = matmul_forward(a, dc, not transpose_a, False, alpha=alpha, version=version)
     return da, db
-
-
-def _whole(x, transpose):
-    """((rows, columns), the matrices of a contiguous array as they enter the product)."""
-    rows, columns = x.shape[-2:]
-    matrices = Matrices(x, columns, 1, inner=rows * columns if x.ndim > 2 else 0)
-    return ((columns, rows), matrices.T) if transpose else ((rows, columns), matrices)
-
-
-def _numpy(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate, residual, dtype):
-    """matmul_forward on the CPU: the reference, for operands of 16 bits in float32, rounded at the end."""
-    if not is_half(a.dtype) and residual is None:
-        return matmul_forward_reference(a, b, transpose_a, transpose_b, bias, alpha, out, accumulate)
-    working = working_type(a.dtype)
-    c = matmul_forward_reference(a.astype(working), b.astype(working), transpose_a, transpose_b, bias, alpha)
-    if residual is not None:
-        c += residual
-    if out is None:
-        return c.astype(dtype, copy=False)
-    out[...] = out.astype(working) + c if accumulate else c
-    return out
 
 
 # 16 bits --------------------------------------------------------------------------------------------------------------
@@ -145,9 +152,6 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
             takes = batch == 1 or takes_batch(M, K, c.dtype)
             version = capped("matmul", 6 if takes and supports(a, KERNELS) else 5)
             version = version if version > 4 else 2  # 3 and 4 are for float32, and 2 takes all that comes
-    if version not in (2, 5, 6):
-        raise ValueError(f"version {label('matmul', version, a.dtype)} of matmul is for float32: use 2, 5 or 6 for "
-                         "float16")
     if version > 2 and not wide:
         raise ValueError(f"version {label('matmul', version, a.dtype)} moves eight float16 at a time: contiguous "
                          f"extents must be multiples of 8 (M {M}, N {N}, K {K}), arrays aligned to 16 bytes, and a "
@@ -181,7 +185,8 @@ def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alp
 
 # float32 --------------------------------------------------------------------------------------------------------------
 
-@versions_by_name(asks=True)
+@operation(reference=matmul_strided_reference, versions=[v for v in LADDER if v.takes(np.dtype(np.float32))],
+           problems=strided_problems, chooses=True, writes=("c",))
 def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, accumulate=False, version=None,
                    residual=None):
     """c = alpha · a·b + bias for outer · inner matrices with any strides; a, b, c: `Matrices`, c with column == 1.
@@ -234,10 +239,8 @@ def _launch(version, tile, a, b, c, M, N, K, K_last, outer, inner, bias, alpha, 
         kernel, block = tiled.matmul_forward_kernel_v2, tile
     elif version == 3:
         kernel, block = register_tiles.matmul_forward_kernel_v3, register_tiles.THREADS
-    elif version == 4:
-        kernel, block = vectorised.matmul_forward_kernels_v4[tile], vectorised.threads_of(*tile)
     else:
-        raise ValueError(f"there is no version {version} of matmul in float32: use 1, 2, 3, 4 or 5")
+        kernel, block = vectorised.matmul_forward_kernels_v4[tile], vectorised.threads_of(*tile)
     launch(kernel, (-(-M // tile[0]) * -(-N // tile[1]), inner, outer), block, flat_a, flat_b, flat_c,
            flat_a if bias is None else bias, Shape(M, N, K, K_last),
            Strides(a.row, a.column, b.row, b.column, c.row, a.outer, a.inner, b.outer, b.inner, c.outer, c.inner),

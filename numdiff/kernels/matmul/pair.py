@@ -10,18 +10,23 @@ SOURCE
 READ NEXT
     symmetric.py
 """
+import functools
+
 from ...device import empty, empty_like, is_device
 from ...device.requires import supports
 from ...dtypes import is_half
 from ..batch_invariance import nominal_extent
 from ..concat import Pair
+from ..operation import operation
+from ..problem import Problem, half, single
 from ..reduce import column_sum
 from ..versions import capped
 from .choice import by_eight, half_tile
 from .hopper.kernel import KERNELS
 from .hopper.launcher import launch_hopper
 from .hopper.layout import BOX
-from .reference import matmul_forward_cost
+from .problems import with_tile
+from .reference import matmul_forward_cost, matmul_forward_reference
 
 
 def pair_supports(x, weight=None):
@@ -42,26 +47,16 @@ def _launch_pair(a, b, c, second, N, transpose_a, transpose_b, bias=None, row_su
                   row_sums, second=second, paired=paired)
 
 
-def matmul_pair_forward(x, weight, bias=None):
-    """x·weightᵀ + bias as a new array (..., N): x a `Pair` (..., K) that `pair_supports`, weight (N, K)."""
-    y = empty((*x.shape[:-1], len(weight)), weight.dtype, like=weight)
-    _launch_pair(x.a, weight, y, x.b, len(weight), False, True, bias=bias)
-    return y
+def matmul_pair_forward_reference(x, weight, bias=None):
+    return matmul_forward_reference(x.joined(), weight, transpose_b=True, bias=bias)
 
 
-def matmul_pair_backward(dy, x, weight):
-    """dy (..., N)·weight (N, K) as a new `Pair` like x."""
-    dx = Pair(*map(empty_like, x))
-    _launch_pair(dy, weight, dx.a, dx.b, x.shape[-1], False, False)
-    return dx
+def matmul_pair_backward_reference(dy, x, weight):
+    return x.parted(matmul_forward_reference(dy, weight))
 
 
-def matmul_pair_gradient(dy, x, dweight, dbias=None):
-    """dweight (N, K) += dyᵀ·x, dbias (N,) += the sums of dy's rows."""
-    if dbias is not None and dbias.offset % 16:
-        column_sum(dy, dbias)
-        dbias = None
-    _launch_pair(dy, x.a, dweight, x.b, x.shape[-1], True, False, row_sums=dbias)
+def matmul_pair_gradient_reference(dy, x, dweight, dbias=None):
+    matmul_forward_reference(dy, x.joined(), transpose_a=True, out=dweight, accumulate=True, row_sums=dbias)
 
 
 def matmul_pair_forward_cost(rows, N, K):
@@ -71,3 +66,36 @@ def matmul_pair_forward_cost(rows, N, K):
 
 def matmul_pair_gradient_cost(rows, N, K):
     return matmul_forward_cost(1, rows, N, K)
+
+
+X, DY, WEIGHT = Pair(half(9, 64), half(9, 8)), half(9, 8), half(8, 72)
+PROBLEM = functools.partial(Problem, "float16, two arrays", bfloat16=True, fast=False,  # matmul/test_half.py has others
+                            within=functools.partial(with_tile, 64, 6))
+
+
+@operation(reference=matmul_pair_forward_reference, cost=matmul_pair_forward_cost,
+           problems=[PROBLEM(x=X, weight=WEIGHT, bias=single(8))])
+def matmul_pair_forward(x, weight, bias=None):
+    """x·weightᵀ + bias as a new array (..., N): x a `Pair` (..., K) that `pair_supports`, weight (N, K)."""
+    y = empty((*x.shape[:-1], len(weight)), weight.dtype, like=weight)
+    _launch_pair(x.a, weight, y, x.b, len(weight), False, True, bias=bias)
+    return y
+
+
+@operation(reference=matmul_pair_backward_reference, cost=matmul_pair_forward_cost,
+           problems=[PROBLEM(dy=DY, x=X, weight=WEIGHT)])
+def matmul_pair_backward(dy, x, weight):
+    """dy (..., N)·weight (N, K) as a new `Pair` like x."""
+    dx = Pair(*map(empty_like, x))
+    _launch_pair(dy, weight, dx.a, dx.b, x.shape[-1], False, False)
+    return dx
+
+
+@operation(reference=matmul_pair_gradient_reference, cost=matmul_pair_gradient_cost, writes=("dweight", "dbias"),
+           problems=[PROBLEM(dy=DY, x=X, dweight=single(8, 72), dbias=single(8))])
+def matmul_pair_gradient(dy, x, dweight, dbias=None):
+    """dweight (N, K) += dyᵀ·x, dbias (N,) += the sums of dy's rows."""
+    if dbias is not None and dbias.offset % 16:
+        column_sum(dy, dbias)
+        dbias = None
+    _launch_pair(dy, x.a, dweight, x.b, x.shape[-1], True, False, row_sums=dbias)

@@ -1,10 +1,10 @@
-"""Problems of the products with what follows them in the same kernel, and of symmetric ones: small ones for each tile.
+"""Problems of matmul and of the products with what follows them in the same kernel: small ones for each kernel.
 
-The choice of a tile depends on the extents, and small ones get few of the tiles. So each problem is solved with a tile
-that is given.
+The choice of a tile depends on the extents, and small ones get few of the tiles. So most problems are solved with a
+tile that is given.
 
 SHAPES
-    as in activations.py, symmetric.py and ../linear.py
+    as in reference.py, activations.py, symmetric.py and ../linear.py
 SOURCE
     plain bookkeeping; ../problem.py says what a problem is.
 READ NEXT
@@ -12,15 +12,18 @@ READ NEXT
 """
 import contextlib
 import functools
-import sys
 
 import numpy as np
 
-from ..problem import Problem, filled, half, single
+from ..problem import Problem, filled, half, replaced, single
 from ..versions import at_most
-from . import choice, mma
+from . import choice, mma, tf32, vectorised
 from .hopper import kernel
-from .hopper.layout import BM
+from .hopper.layout import BK, BM
+from .mma_layout import TILES
+from .operands import Matrices
+
+LAUNCHER = f"{__package__}.launcher"
 
 
 @contextlib.contextmanager
@@ -35,6 +38,133 @@ def with_tile(tile, rung, parts=1, pairs=False):
     finally:
         choice.choose_half, choice.PAIRS = before
 
+
+# Float32 --------------------------------------------------------------------------------------------------------------
+
+def _product(label, M, N, K, transpose_a=False, transpose_b=False, array=single, batch=(), **more):
+    return Problem(label, a=array(*batch, *((K, M) if transpose_a else (M, K))),
+                   b=array(*batch, *((N, K) if transpose_b else (K, N))), transpose_a=transpose_a,
+                   transpose_b=transpose_b, **more)
+
+
+def _layout(transpose_a, transpose_b):
+    """The operands as a label has them, such as a·bᵀ."""
+    return f"{'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * transpose_b}"
+
+
+def _of_float32():
+    """Rungs 1 to 4: each order of the operands that a model has, extents that are odd, each tile."""
+    ladder = "naive", "tiled", "register-tiled", "vectorised"
+    for transposes in ((False, False), (False, True), (True, False)):
+        yield _product("".join("nt"[t] for t in transposes), 20, 24, 12, *transposes, bias=single(24), alpha=0.5,
+                       versions=ladder, fast=transposes[0])
+    yield _product("batch, odd", 5, 9, 7, batch=(3,), versions=ladder[:3], fast=False)
+    # each tile is written over what others may still read
+    yield _product("several tiles of K", 20, 24, 40, versions=ladder[1:3])
+    for tile in vectorised.TILES:
+        yield _product(f"tile {tile[0]}×{tile[1]}", 68, 68, 8, versions=ladder[3:], fast=tile[0] == tile[1],
+                       within=functools.partial(replaced, vectorised.__name__, TILES=(tile,)))
+    yield _product("split K", 8, 4, 44, versions=ladder[2:], within=functools.partial(
+        replaced, LAUNCHER, choose_tile=lambda *_: ((64, 64), 3)))
+
+
+def _of_tf32():
+    """Each tile and order; a sum in slices."""
+    for tile, transpose_a, across, slices in (*((*key, 1) for key in tf32.KERNELS), ((64, 64), True, True, 2)):
+        label = f"tf32, {_layout(transpose_a, not across)}, tile {tile}{', in slices' * (slices > 1)}"
+        yield _product(label, *((16, 12, 8) if slices == 1 else (20, 12, 40)), transpose_a, not across,
+                       versions=("tf32",), tolerance=5e-4,  # operands are rounded to 10 mantissa bits
+                       fast=slices > 1 or (tile, transpose_a, across) == ((128, 128), False, False),
+                       within=functools.partial(replaced, tf32.__name__, choose=lambda *_, c=(tile, slices): c))
+
+
+# Float16 --------------------------------------------------------------------------------------------------------------
+
+RUNGS = {5: ("mma",), 6: ("hopper",)}
+
+
+def _in_tile(key, rung, M=8, N=8, K=8, parts=1, pairs=False, added=False, alpha=1.0, words="", **more):
+    """key: tile, whether a is contiguous along m and b along n, whether the result is float16."""
+    tile, transpose_a, across, is_half = key
+    label = f"float16, {_layout(transpose_a, not across)}, tile {tile}, float{16 if is_half else 32}{words}"
+    more |= {"residual": half(M, N)} if added else {}
+    more |= {} if is_half else {"out_dtype": np.float32}
+    more |= {"alpha": alpha} if alpha != 1 else {}
+    return _product(label, M, N, K, transpose_a, not across, half, versions=RUNGS[rung],
+                    within=functools.partial(with_tile, tile, rung, parts, pairs), **more)
+
+
+def _by_mma():
+    """Rung 5: each kernel, with and without a residual; a sum over K in parts."""
+    narrowest, K = min(TILES), 8 * TILES[64, 64].k + 8
+    for tile, transpose_a, across in dict.fromkeys(key[:3] for key in mma.KERNELS):
+        key, is_first = (tile, transpose_a, across, True), not (transpose_a or across)
+        yield _in_tile(key, 5, bfloat16=is_first and tile == narrowest, fast=False,
+                       only_compiled=not is_first and tile != max(TILES))
+        yield _in_tile(key, 5, added=True, words=", with a residual", fast=tile == narrowest)
+    yield _in_tile((narrowest, False, False, False), 5, K=K, parts=9, alpha=0.5, words=", in 9 parts, times 0.5")
+    # one rounding, of the sum of all parts and a residual
+    yield _in_tile((narrowest, False, False, True), 5, K=200, parts=2, added=True, words=", in parts, residual")
+
+
+def _by_hopper():
+    """Rung 6: each kernel; sums over K in parts, pairs of blocks, batches."""
+    for key in kernel.KERNELS:
+        tile, transpose_a, across, is_half = key
+        is_first = not (transpose_a or across)
+        yield _in_tile(key, 6, bfloat16=is_first and tile == 64, fast=key == (128, False, True, True),
+                       only_compiled=not is_first and is_half == (tile in (64, 192)))
+    yield _in_tile((64, False, False, False), 6, K=72, parts=2, alpha=0.5, words=", in parts, times 0.5")
+    for key in kernel.PAIR_KERNELS:
+        yield _in_tile(key, 6, M=136, pairs=True, words=", pairs", fast=False)
+    yield _in_tile((256, False, False, True), 6, M=264, K=4 * BK + 8, pairs=True,  # stages are used again
+                   words=", pairs, three rows of tiles")
+    run = (256, False, True), (192, True, False), (128, False, False), (64, True, True)  # each tile, each order
+    for key in kernel.BATCH_KERNELS:
+        tile, transpose_a, across = key
+        yield _product(f"float16, a batch, {_layout(transpose_a, not across)}, tile {tile}", 128, 8, 64, transpose_a,
+                       not across, half, (2,), residual=half(2, 128, 8), versions=RUNGS[6], fast=tile == 64,
+                       only_compiled=key not in run, within=functools.partial(with_tile, tile, 6))
+
+
+def _row_sums():
+    """A weight's gradient with its bias's: sums of one part, two and nine."""
+    for rung, tile, short, long in (5, min(TILES), 200, 8 * TILES[64, 64].k + 8), (6, 64, 72, 8 * BK + 8):
+        for parts, K in (1, long), (2, short), (9, long):
+            yield _product(f"float16, row sums, rung {rung}, {parts} parts", 8, 8, K, True, False, half,
+                           row_sums=single(8), out_dtype=np.float32, versions=RUNGS[rung], bfloat16=parts == 1,
+                           fast=parts == 7 - rung, within=functools.partial(with_tile, tile, rung, parts))
+
+
+def matmul_problems():
+    """[Problem] of matmul_forward: small ones, and square ones for the ladder."""
+    square, large = (2048, 2048), (8192, 8192)
+    return [*_of_float32(), *_of_tf32(), *_by_mma(), *_by_hopper(), *_row_sums(),
+            # extents that no tensor core takes
+            _product("float16, a·bᵀ, K of 12", 5, 3, 12, False, True, half, versions=("tiled",), bfloat16=True),
+            Problem(a=single(*square), b=single(*square), measured=True,
+                    versions=("naive", "tiled", "register-tiled", "vectorised")),
+            Problem(a=single(*large), b=single(*large), measured=True, versions=("tf32",), precision="tf32"),
+            Problem(a=half(*large), b=half(*large), transpose_b=True, measured=True, versions=("mma", "hopper"))]
+
+
+def backward_problems():
+    """[Problem] of matmul_backward."""
+    return [Problem(dc=single(4, 6), a=single(5, 4), b=single(6, 5), transpose_a=True, transpose_b=True, versions=())]
+
+
+def strided_problems():
+    """[Problem] of matmul_strided: every second head of packed arrays."""
+    B, heads, T, HS = 2, 2, 8, 8
+    row = 2 * heads * HS
+    left = Matrices(single(B, T, row), row, 1, outer=T * row, inner=2 * HS)
+    right = left._replace(array=single(B, T, row), start=HS).T
+    target = Matrices(single(B, heads, T, T), T, 1, outer=heads * T * T, inner=T * T)
+    return [Problem(a=left, b=right, c=target, M=T, N=T, K=HS, outer=B, inner=heads,
+                    versions=("naive", "tiled", "register-tiled", "vectorised"))]
+
+
+# Epilogues ------------------------------------------------------------------------------------------------------------
 
 @contextlib.contextmanager
 def _with_epilogue(tile, rung, pairs):
@@ -78,7 +208,7 @@ def _activation_problem(epilogue, tile, rung, pairs):
         arguments |= {"bias": vector, **({"scale": vector, "residual": u} if name == "layer_scale" else {})}
     narrowest = not pairs and tile == (128 if epilogue == "swiglu" else 64)
     return Problem(f"float16, {'again, ' * again}tile {tile}{', pairs' * pairs}", bfloat16=narrowest,
-                   fast=not pairs and tile in QUICK[epilogue],
+                   fast=not pairs and tile in QUICK[epilogue], only_compiled=pairs and tile == 192 and "gelu" in name,
                    within=functools.partial(_with_epilogue, tile, rung, pairs), **arguments)
 
 
@@ -92,16 +222,6 @@ def gate_problems():
 
 # Symmetric ------------------------------------------------------------------------------------------------------------
 
-@contextlib.contextmanager
-def _with_width(width):
-    symmetric = sys.modules[f"{__package__}.symmetric"]
-    before, symmetric.choose_symmetric = symmetric.choose_symmetric, lambda *_: width
-    try:
-        yield
-    finally:
-        symmetric.choose_symmetric = before
-
-
 def _symmetric_problem(call, width, transpose_a, N, batch=1, K=64, fast=True):
     """X·Xᵀ or XᵀX; 128 rows have blocks on, below and above the diagonal, 256 a second row of tiles."""
     def residual(rng):
@@ -112,7 +232,7 @@ def _symmetric_problem(call, width, transpose_a, N, batch=1, K=64, fast=True):
     return Problem(f"float16, {'xᵀ·x' if transpose_a else 'x·xᵀ'}, {f'tile {width}' if width else 'by a pass'}",
                    x=x, residual=filled((batch, N, N), residual, np.float16), fast=fast, call=call,
                    transpose=transpose_a,
-                   within=functools.partial(_with_width, width))
+                   within=functools.partial(replaced, f"{__package__}.symmetric", choose_symmetric=lambda *_: width))
 
 
 def symmetric_problems(call):

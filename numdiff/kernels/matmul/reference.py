@@ -16,20 +16,30 @@ READ NEXT
 """
 import numpy as np
 
+from ...dtypes import working_type
+from ..reduce import column_sum
+
 
 def matmul_forward_reference(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=1.0, out=None,
-                             accumulate=False):
-    a = np.swapaxes(a, -1, -2) if transpose_a else a
-    b = np.swapaxes(b, -1, -2) if transpose_b else b
-    c = np.matmul(a, b, out=None if accumulate else out)
+                             accumulate=False, residual=None, out_dtype=None, row_sums=None):
+    """Operands of 16 bits are multiplied in float32, and the result is rounded once."""
+    if row_sums is not None:
+        column_sum(a.astype(row_sums.dtype, copy=False), row_sums)
+    working, dtype = working_type(a.dtype), a.dtype if out_dtype is None else out_dtype
+    left, right = (np.swapaxes(x, -1, -2) if transpose else x for x, transpose in ((a, transpose_a), (b, transpose_b)))
+    in_place = out is not None and out.dtype == working and not accumulate and residual is None
+    c = np.matmul(left.astype(working, copy=False), right.astype(working, copy=False), out=out if in_place else None)
     if alpha != 1.0:
         c *= c.dtype.type(alpha)
     if bias is not None:
         c += bias
-    if accumulate:
-        out += c
-        return out
-    return c
+    if residual is not None:
+        c += residual
+    if out is None:
+        return c.astype(dtype, copy=False)
+    if not in_place:
+        out[...] = out.astype(working, copy=False) + c if accumulate else c
+    return out
 
 
 def matmul_forward_cost(batch, M, N, K):

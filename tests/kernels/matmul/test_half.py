@@ -569,7 +569,7 @@ def test_errors_say_what_to_do(engine, rng):
     for version in (5, 6):
         with pytest.raises(ValueError, match="use version=2"):
             P.matmul_forward(a, b, False, True, version=version)
-    with pytest.raises(ValueError, match="use 2, 5 or 6"):
+    with pytest.raises(ValueError, match="use tiled, mma or hopper"):
         P.matmul_forward(a, b, False, True, version=4)
     with pytest.raises(ValueError, match="use cast_forward"):
         P.matmul_forward(a, engine(np.ones((12, 16))), False, True)
