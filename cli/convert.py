@@ -3,6 +3,8 @@ import os
 
 import click
 
+from numdiff.extensions import available
+
 from .output import echo
 from .values import Choice, Number
 
@@ -27,12 +29,6 @@ from .values import Choice, Number
 @click.option("--rope/--no-rope", default=None,
               help="Whether a DiT's queries and keys are rotated, where IN does not hold the angles (feat_rope) that "
                    "show it.  [default: no]")
-@click.option("--sla-topk", type=Number(0, 1, min_open=True), metavar="SHARE",
-              help="Share of the blocks that sparse-linear attention attends to exactly, where IN does not tell.  "
-                   "[default: 0.2]")
-@click.option("--sla-linear", type=Choice(["rest", "all"]),
-              help="Keys that the linear part of sparse-linear attention takes, where IN does not tell: those of the "
-                   "other blocks, or all, as its authors' current code has it.  [default: all]")
 @click.option("--attention-order", type=Choice(["legacy", "new"]),
               help="Order of the qkv channels: guided-diffusion's default, or its use_new_attention_order.  "
                    "[default: legacy]")
@@ -56,8 +52,8 @@ from .values import Choice, Number
               help="Write the pooling and repetition of a UNet as convolutions that do the same; guided-diffusion's "
                    "scripts need these.")
 def convert(source, target, outdir, weights, image_size, num_head_channels, num_heads, num_heads_upsample, num_classes,
-            rope, sla_topk, sla_linear, attention_order, max_period, diffusion_steps, schedule, path, prediction,
-            rescale_timesteps, conv_resample):
+            rope, attention_order, max_period, diffusion_steps, schedule, path, prediction,
+            rescale_timesteps, conv_resample, **more):
     """Write the weights in IN as OUT.
 
     IN is a state dict of guided-diffusion's UNet, of the public DiT, of SiT or of LightningDiT (.pt of torch.save, bare
@@ -92,9 +88,13 @@ def convert(source, target, outdir, weights, image_size, num_head_channels, num_
                                image_size=image_size, num_head_channels=num_head_channels, num_heads=num_heads,
                                num_heads_upsample=num_heads_upsample, num_classes=num_classes,
                                use_new_attention_order=None if attention_order is None else attention_order == "new",
-                               max_period=max_period, rope=rope, sla_topk=sla_topk, sla_linear=sla_linear)
+                               max_period=max_period, rope=rope, **more)
     for line in describe(target, result):
         echo(line)
+
+
+for option in available("convert").values():
+    convert = option(convert)
 
 
 def describe(target, result):

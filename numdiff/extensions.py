@@ -19,6 +19,9 @@ PLACES
     bench             a subcommand of `numdiff bench`
     unet_block        a block of the UNet in place of residual ones (nn/unet.py, `other_block`), and its words in help
     unet_block_names  the names and shapes of such a block's weights in files (nn/convert/unet.py)
+    dit_attention     an attention of the DiT (nn/dit.py, `attention_kind`), and its words in help
+    dit_settings      a setting of training runs of a DiT, as `settings`; likewise of each kind of model
+    convert           a click option of `numdiff convert`, whose value is one of the model's options
     torch_unet_block  its counterpart in PyTorch (benchmark/torch_unet.py)
     run               {setting: a `RunExtension` (training/run_extension.py)}, for runs that have this setting
     optimizer_state   {setting: what an optimizer keeps (nn/optimizer.py)}, likewise

@@ -26,3 +26,13 @@ register("numdiff.extras.convnext",
          kernel_names={name: f"depthwise:{name}" for name in (
              "depthwise_backward", "depthwise_forward", "depthwise_layernorm_backward", "depthwise_layernorm_forward")},
          functional={name: f"functional:{name}" for name in ("depthwise_conv2d", "depthwise_layer_norm")})
+
+register("numdiff.extras.sla",
+         dit_attention={"sla": ("attention:SparseLinearAttention",
+                                "sparse-linear attention, sla, for images of many tokens: exact to the blocks of 64 "
+                                "tokens that matter most, linear to the rest")},
+         dit_settings={"sla_topk": "settings:DiT", "sla_linear": "settings:DiT"},
+         convert={"sla_topk": "command:TOPK", "sla_linear": "command:LINEAR"},
+         kernels={"sla": "kernels"},
+         kernel_names={"sla_backward": "kernels:sla_backward", "sla_forward": "kernels:sla_forward"},
+         functional={"sparse_linear_attention": "functional:sparse_linear_attention"})

@@ -1,7 +1,6 @@
 """The operations: a file each, or a folder with a rung a file. Start reading at README.md of this folder."""
 from .. import extensions
 from .attention import attention_backward, attention_forward, flash_attention_backward, flash_attention_forward
-from .attention.sla import sla_backward, sla_forward
 from .bias import bias_add_backward, bias_add_forward, channel_add_backward, channel_add_forward
 from .concat import Pair, concat_backward, concat_forward
 from .conv2d import channel_statistics, conv2d_backward, conv2d_forward
@@ -75,7 +74,7 @@ __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_
            "linear_swiglu_supports", "matmul_backward", "matmul_forward", "mse_backward", "mse_forward",
            "pair_supports", "patchify_backward", "patchify_forward", "qk_norm_rope_backward", "qk_norm_rope_forward",
            "rmsnorm_backward", "rmsnorm_forward", "scale_shift_backward", "scale_shift_forward", "silu_backward",
-           "silu_forward", "sla_backward", "sla_forward", "softmax_backward", "softmax_forward", "swiglu_backward",
+           "silu_forward", "softmax_backward", "softmax_forward", "swiglu_backward",
            "swiglu_forward", "timestep_embedding_forward", "unpatchify_backward", "unpatchify_forward",
            "upsample_backward", "upsample_forward", "weigh_forward"]
 __all__ += extensions.entries("kernel_names")

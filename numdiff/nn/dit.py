@@ -10,10 +10,8 @@ their weights load as they are. Read top-down: the tables of sizes, the parts, t
     rope           False                 q and k rotated by row and column (Su et al. 2021, arXiv:2104.09864), rotary.py
     mlp            "gelu"                "swiglu", two thirds as wide (Shazeer 2020, arXiv:2002.05202)
     shift          True                  False: a block's norms are scaled, but not shifted, by the conditioning
-    attention      "full"                "sla": sparse-linear attention (Zhang et al. 2025, arXiv:2509.24006), for many
-                                         tokens; softmax attention to the share sla_topk of the blocks of 64 keys
-    sla_linear     "rest": without       "all": its linear part takes all keys, as in the authors' current code; weights
-                   these blocks          tuned with one do not fit the other
+    attention      "full"                that of an extension, such as "sla", sparse-linear attention, which reads
+                                         sla_topk and sla_linear (extras/sla)
 
 Shapes are channels-last: x is (B, H, W, C); inside, an image is T tokens of D channels, (B, T, D).
 """
@@ -22,10 +20,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .. import extensions
 from ..device import AnyArray, upload
 from ..dtypes import is_half
 from ..errors import UsageError
-from ..kernels.attention.sla import BLOCK
 from ..settings import say
 from . import functional as F
 from .flops import Product, dit_products, mlp_width
@@ -45,7 +43,7 @@ SIZES = {  # what the letters stand for
 MODELS = {f"DiT-{letter}/{p}": {**size, "patch_size": p} for letter, size in SIZES.items() for p in (2, 4, 8)}
 PLAIN = {"norm": "layer", "qk_norm": False, "rope": False, "mlp": "gelu", "shift": True, "attention": "full",
          "sla_topk": 0.2, "sla_linear": "rest"}  # the block of 2022
-SPARSE = "attention", "sla_topk", "sla_linear"  # of these, what no published model has
+UNPUBLISHED = "attention", *extensions.entries("dit_settings")  # of these, what no published model has
 LIGHTNING = {**PLAIN, "norm": "rms", "rope": True, "mlp": "swiglu"}  # as it was published
 MODELS |= {f"LightningDiT-{letter}/{p}": {**size, "patch_size": p, **LIGHTNING} for letter, size in SIZES.items()
            for p in (1, 2)}
@@ -55,7 +53,7 @@ MODELS |= {"DiT-Tiny": {"depth": 6, "hidden_size": 192, "num_heads": 6, "patch_s
            "LightningDiT-Small/4": {**SIZES["S"], "patch_size": 4, **LIGHTNING, "qk_norm": True, "shift": False}}
 FREQUENCIES = 256  # channels of the timestep's sinusoids, whatever the model's width
 EPS = 1e-6  # of every norm
-NORMS, MLPS, ATTENTIONS, LINEAR = ("layer", "rms"), ("gelu", "swiglu"), ("full", "sla"), ("rest", "all")
+NORMS, MLPS = ("layer", "rms"), ("gelu", "swiglu")
 WIDTH = 8  # the width of a SwiGLU is rounded up to a multiple of this: kernels read 16 bytes of float16 at a time
 
 
@@ -117,30 +115,27 @@ class HeadNorm(Module):
 
 
 class Attention(Module):
-    """sla_topk: None for attention to all keys; else sparse-linear attention, whose linear part passes through proj_l,
-    the same layer for all heads, which starts from zero: the softmax part alone. sla_linear: see the head of this file
-    """
+    """Attention to all keys. That of an extension is a subclass; see `attention_kind`."""
 
     ends_in = "proj"
 
-    def __init__(self, hidden, heads, qk_norm=False, sla_topk=None, sla_linear="rest"):
+    def __init__(self, hidden, heads, qk_norm=False):
         self.qkv = Linear(hidden, 3 * hidden, initial=xavier, matrices=3)
         if qk_norm:
             self.q_norm, self.k_norm = HeadNorm(hidden // heads), HeadNorm(hidden // heads)
         self.proj = Linear(hidden, hidden, initial=xavier)
-        if sla_topk is not None:
-            self.proj_l = Linear(hidden // heads, hidden // heads, zero=True, matrices=0)
-        self.heads, self.qk_norm, self.sla_topk, self.all_keys = heads, qk_norm, sla_topk, sla_linear == "all"
+        self.heads, self.qk_norm = heads, qk_norm
 
     def forward(self, x, rotation=None, residual=None, gate=None):
         qkv = self.qkv(x)  # (B, T, 3 D)
         if self.qk_norm or rotation is not None:
             weights = (self.q_norm.weight, self.k_norm.weight) if self.qk_norm else (None, None)
             qkv = F.qk_norm_rope(qkv, self.heads, *weights, rotation, EPS)
-        if self.sla_topk is None:
-            return self.proj(F.attention(qkv, self.heads, "new"), residual, gate)  # (B, T, D)
-        return self.proj(F.sparse_linear_attention(qkv, self.heads, self.sla_topk, self.proj_l.weight,
-                                                   self.proj_l.bias, "new", self.all_keys), residual, gate)
+        return self.proj(self.attend(qkv), residual, gate)  # (B, T, D)
+
+    def attend(self, qkv):
+        """From packed q, k and v (B, T, 3 D) to (B, T, D)."""
+        return F.attention(qkv, self.heads, "new")
 
 
 class Mlp(Module):
@@ -185,10 +180,10 @@ class SwiGLU(Module):
 class Block(Module):
     """Attention, then an MLP, each normalised, shifted, scaled and gated by the conditioning (adaLN-Zero)."""
 
-    def __init__(self, hidden, heads, mlp_ratio, norm="layer", qk_norm=False, mlp="gelu", shift=True, sla_topk=None,
-                 sla_linear="rest"):
+    def __init__(self, hidden, heads, mlp_ratio, norm="layer", qk_norm=False, mlp="gelu", shift=True,
+                 attention=Attention):
         self.norm1, self.norm2 = Norm(hidden, norm), Norm(hidden, norm)
-        self.attn = Attention(hidden, heads, qk_norm, sla_topk, sla_linear)
+        self.attn = attention(hidden, heads, qk_norm)
         self.mlp = (SwiGLU if mlp == "swiglu" else Mlp)(hidden, mlp_width(hidden, mlp_ratio, mlp))
         rows = (6 if shift else 4) * hidden
         # 0 is the SiLU, done once; no matrix for Muon: it sees one row an image, and learnt slower with it
@@ -273,9 +268,9 @@ class DiT(Model):
         self.t_embedder = TimestepEmbedder(hidden_size)
         if num_classes is not None:
             self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout)
-        topk = sla_topk if attention == "sla" else None
-        self.blocks = Numbered({i: Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift, topk,
-                                         sla_linear) for i in range(depth)})
+        kind = Attention if attention == "full" else attention_kind(attention).of(self.options)
+        self.blocks = Numbered({i: Block(hidden_size, num_heads, mlp_ratio, norm, qk_norm, mlp, shift, kind)
+                                for i in range(depth)})
         self.final_layer = FinalLayer(hidden_size, patch_size * patch_size * self.out_channels, norm)
         grid = image_size // patch_size
         self._finish(device, seed, fixed=grid * grid * hidden_size)
@@ -402,14 +397,17 @@ def position_table(channels, grid):
     return np.concatenate((line[columns], line[rows]), axis=1).astype(np.float32)
 
 
-def check_sla(topk, tokens):
-    """Raise a `UsageError` for what sparse-linear attention cannot do."""
-    if not 0 < topk <= 1:
-        raise UsageError(f"--sla-topk {topk:g} is no share of the blocks of keys: use more than 0 and at most 1, as in "
-                         "--sla-topk 0.2.")
-    if tokens <= BLOCK:
-        raise UsageError(f"--attention sla chooses among blocks of {BLOCK} tokens, and an image has {tokens}, which is "
-                         "one block: use larger images, smaller patches, or --attention full.")
+def attention_kind(name):
+    """The class of an extension's attention, a subclass of `Attention`, by its name.
+
+    name, title, part: on the command line, in texts, and what it adds to attention
+    free: {its option: whether a value is allowed}, where a file does not store it; foreign: {option: value} of other
+    programs' files; mark: within the names of tensors that it alone has
+    of(options): a constructor like `Attention`'s, for a model of these options; check(options, tokens, head): a
+    `UsageError` for options that cannot work; layers(options): {layer of its own: the shape of its weight};
+    products(options, tokens): [(layer, multiply-adds of one image, whether by a weight)]; words(options): for a log
+    """
+    return extensions.find("dit_attention", name, f"attention {name}")
 
 
 def check_float8(hidden, inner, mlp):
@@ -436,11 +434,12 @@ def check_options(options):
         raise UsageError(f"hidden_size {hidden} does not divide into {heads} heads: change num_heads.")
     if hidden % 4:
         raise UsageError(f"hidden_size {hidden} must be a multiple of 4: sines and cosines of row and column share it.")
-    for name, choices in (("norm", NORMS), ("mlp", MLPS), ("attention", ATTENTIONS), ("sla_linear", LINEAR)):
+    for name, choices in (("norm", NORMS), ("mlp", MLPS),
+                          ("attention", ("full", *extensions.entries("dit_attention")))):
         if options[name] not in choices:
             raise UsageError(f"{name} {options[name]!r:.60} does not exist: use {' or '.join(choices)}.")
-    if options["attention"] == "sla":
-        check_sla(options["sla_topk"], (size // patch) ** 2)
+    if options["attention"] != "full":
+        attention_kind(options["attention"]).check(options, (size // patch) ** 2)
     if options["rope"] and hidden // heads % 4:
         raise UsageError(f"rope rotates pairs of a head's channels by row and by column, so 4 must divide their number "
                          f"{hidden // heads}: change num_heads or hidden_size.")

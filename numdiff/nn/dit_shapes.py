@@ -1,7 +1,7 @@
 """Names and shapes of a DiT's parameters, and how many they are, from its options alone: nothing is built."""
 import math
 
-from .dit import FREQUENCIES, PLAIN
+from .dit import FREQUENCIES, PLAIN, attention_kind
 from .flops import mlp_width
 
 
@@ -32,8 +32,9 @@ def dit_shapes(options):
         for name in ("q_norm", "k_norm"):
             norm(f"blocks.{i}.attn.{name}", o["qk_norm"], D // o["num_heads"])
         layer(f"blocks.{i}.attn.proj", D, D)
-        if o["attention"] == "sla":
-            layer(f"blocks.{i}.attn.proj_l", D // o["num_heads"], D // o["num_heads"])
+        if o["attention"] != "full":
+            for name, shape in attention_kind(o["attention"]).layers(o).items():
+                layer(f"blocks.{i}.attn.{name}", *shape)
         layer(f"blocks.{i}.mlp.{first}", both * inner, D)
         layer(f"blocks.{i}.mlp.{second}", D, inner)
         layer(f"blocks.{i}.adaLN_modulation.1", (6 if o["shift"] else 4) * D, D)

@@ -6,7 +6,7 @@ The backward pass takes twice as many, but where parameters are frozen.
 import math
 from typing import NamedTuple
 
-from ..kernels.attention.sla import BLOCK, blocks_of, count_of
+from .. import extensions
 
 
 class Product(NamedTuple):
@@ -56,16 +56,13 @@ def forward_flops(model):
     return model.forward_flops()
 
 
-def critical_keys(topk, tokens):
-    """Keys to which a token of sparse-linear attention pays softmax attention."""
-    return min(tokens, BLOCK * count_of(topk, blocks_of(tokens)))
-
-
 def dit_products(options):
     """[Product] of a DiT with these options, which is not built."""
     D, patch, swiglu = options["hidden_size"], options["patch_size"], options["mlp"] == "swiglu"
     tokens, inner = (options["image_size"] // patch) ** 2, mlp_width(D, options["mlp_ratio"], options["mlp"])
-    pixels, head = patch * patch * options["in_channels"], D // options["num_heads"]
+    pixels, attention = patch * patch * options["in_channels"], [("qkv", 2 * tokens * tokens * D, False)]
+    if (name := options.get("attention", "full")) != "full":
+        attention = extensions.find("dit_attention", name, f"attention {name}").products(options, tokens)
     shift, found = 6 if options["shift"] else 4, []
 
     def add(name, numbers, of_weight=True):
@@ -77,11 +74,8 @@ def dit_products(options):
     for i in range(options["depth"]):
         block = f"blocks.{i}"
         add(f"{block}.attn.qkv", tokens * 3 * D * D)
-        if options.get("attention") == "sla":  # H, φ(q) S and W of the linear part
-            add(f"{block}.attn.qkv", 2 * tokens * (critical_keys(options["sla_topk"], tokens) + head) * D, False)
-            add(f"{block}.attn.proj_l", tokens * D * head)
-        else:
-            add(f"{block}.attn.qkv", 2 * tokens * tokens * D, False)
+        for layer, numbers, of_weight in attention:
+            add(f"{block}.attn.{layer}", numbers, of_weight)
         add(f"{block}.attn.proj", tokens * D * D)
         add(f"{block}.mlp.{'w12' if swiglu else 'fc1'}", tokens * (1 + swiglu) * D * inner)
         add(f"{block}.mlp.{'w3' if swiglu else 'fc2'}", tokens * D * inner)

@@ -10,9 +10,9 @@ import pytest
 
 from numdiff.device import download, upload
 from numdiff.extras.convnext import depthwise
+from numdiff.extras.sla import kernels as sla
 from numdiff.float8 import bits_of
 from numdiff.kernels import conv2d, dropout, linear, peer_pieces, peer_reduce, quantise
-from numdiff.kernels.attention import sla
 from numdiff.kernels.attention import unfused as attention
 from numdiff.kernels.concat import Pair
 from numdiff.kernels.elementwise import (

@@ -426,7 +426,7 @@ def test_without_the_fault_there_is_no_report(maker, launch, order):
 
 @dataclass
 class InKernel:
-    """A change in a module of numdiff.kernels, and the fault that it makes.
+    """A change in a module of numdiff.kernels, or one with its full name, and the fault that it makes.
 
     case, version: of numdiff.kernels.check; marks: what the fault's line contains (a race's two lines, or one)
     """
@@ -442,6 +442,7 @@ class InKernel:
 
 
 BARRIER, NONE = "cuda.syncthreads()", "pass"
+SLA = "numdiff.extras.sla.kernels.choice"
 IN_KERNELS = {
     "softmax, tree": InKernel("softmax", BARRIER, NONE, "softmax", 1, "race",
                               ("shared[t] = max(", "result = shared[0]"), 1),
@@ -498,16 +499,16 @@ IN_KERNELS = {
     "matmul v4, barrier": InKernel("matmul.vectorised", BARRIER, NONE, "long", 4, "race", (), 1),
     "split K, shares": InKernel("matmul.split_k", BARRIER, NONE, "matmul split K", 3, "race",
                                 ("sums[share, x] = total", "total += sums[s, x]")),
-    "sla, sums of too few groups": InKernel("attention.sla.choice", "cuda.syncthreads()\n        if group < half",
+    "sla, sums of too few groups": InKernel(SLA, "cuda.syncthreads()\n        if group < half",
                                             "if group < half", "sla legacy", 1, "race",
                                             ("sums[group, i * WARP + lane] +=", "sums[group, ")),
-    "sla, means of keys": InKernel("attention.sla.choice", BARRIER, NONE, "sla legacy", 1, "race",
+    "sla, means of keys": InKernel(SLA, BARRIER, NONE, "sla legacy", 1, "race",
                                    ("store4(tile", "k = centred("), 2),
-    "sla, products": InKernel("attention.sla.choice", BARRIER, NONE, "sla legacy", 1, "race",
+    "sla, products": InKernel(SLA, BARRIER, NONE, "sla legacy", 1, "race",
                               ("held[i] =", "keys[row * N + first + t] ="), 3),
-    "sla, rows beyond the last": InKernel("attention.sla.choice", "min(first + warp, N - 1)", "(first + warp)",
+    "sla, rows beyond the last": InKernel(SLA, "min(first + warp, N - 1)", "(first + warp)",
                                           "sla legacy", 1, "bounds", ("q[warp, c] =",)),
-    "sla, a list too long": InKernel("attention.sla.choice", "return uint32(higher - uint32(1))", "return uint32(0)",
+    "sla, a list too long": InKernel(SLA, "return uint32(higher - uint32(1))", "return uint32(0)",
                                      "sla legacy", 1, "race", ("critical[to +",)),
     "embedding, misaligned": InKernel("embedding", "uint32(label) * channels + c)", "uint32(label) * channels + c + 2)",
                                       "embedding", 2, "alignment", ("load4(weight",)),
@@ -518,7 +519,8 @@ IN_KERNELS = {
     name for k, name in enumerate(IN_KERNELS) if k % 4))])
 def test_a_fault_planted_in_a_kernel_of_the_project_is_found(copies, name):  # noqa: F811
     planted = IN_KERNELS[name]
-    path, lines = copies.plant(f"numdiff.kernels.{planted.module}", planted.before, planted.after, planted.which)
+    module = planted.module if planted.module == SLA else f"numdiff.kernels.{planted.module}"
+    path, lines = copies.plant(module, planted.before, planted.after, planted.which)
     emulated = EmulatorDevice(order="shuffled", seed=len(name), float64=False, on_fault="raise")
     if planted.case == "long":
         a, b = (upload(np.ones(shape, np.float32), emulated) for shape in ((4, 40), (40, 4)))

@@ -19,12 +19,12 @@ from numdiff.emulator import KernelFault
 from numdiff.extras.convnext import depthwise
 from numdiff.extras.convnext.depthwise import launcher as depthwise_launcher
 from numdiff.extras.convnext.depthwise import mma
-from numdiff.kernels.attention.sla import choice, launcher
+from numdiff.extras.sla.kernels import choice, launcher
 from numdiff.kernels.operation import OPERATIONS
 from tests.conftest import exhaustive
 
 PASS = "pass  # "
-DEPTHWISE, SLA = "numdiff.extras.convnext.depthwise", "numdiff.kernels.attention.sla"
+DEPTHWISE, SLA = "numdiff.extras.convnext.depthwise", "numdiff.extras.sla.kernels"
 
 
 def half(gpu, *shape):

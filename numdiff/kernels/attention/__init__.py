@@ -17,7 +17,6 @@
     backward_tf32_bf16.py  v4 tf32-bf16: likewise
     launcher.py        which of them runs
 
-Attention that leaves most keys to a sum is in sla/, which gives its own order.
 
 SHAPES
     qkv (B, T, 3C), C = heads · HS; y, dy (B, T, C); all float32, or all float16 or bfloat16 (v1, v3, v5); logsumexp

@@ -18,7 +18,7 @@ import numpy as np
 from ... import schema
 from ...errors import NumdiffError, UsageError
 from ...files import read_bytes
-from ..dit import EPS, PLAIN, SPARSE, position_table
+from ..dit import EPS, PLAIN, UNPUBLISHED, position_table
 from .check import listed
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
@@ -66,7 +66,7 @@ def diffusers_config(options):
     if options["num_classes"] is None or options["class_dropout"] == 0:
         raise UsageError("diffusers' DiT always has classes and a null class, but this model does not: write "
                          ".safetensors or .npz instead.")
-    changed = [name for name, value in PLAIN.items() if options.get(name, value) != value and name not in SPARSE]
+    changed = [name for name, value in PLAIN.items() if options.get(name, value) != value and name not in UNPUBLISHED]
     if changed:
         raise UsageError(f"diffusers' DiT has no {changed[0]} {options[changed[0]]}, as this model has: write "
                          ".safetensors or .npz instead.")

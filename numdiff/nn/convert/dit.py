@@ -11,6 +11,7 @@ import re
 
 import numpy as np
 
+from ... import extensions
 from ...errors import NumdiffError
 from ..dit import MODELS, SIZES, mlp_width, padded_columns, padded_rows, position_table
 from ..dit_shapes import dit_shapes
@@ -31,7 +32,7 @@ def is_dit(state_dict):
 def guess_dit_options(state_dict, depth=0):
     """The options of `numdiff.nn.DiT` that shapes determine: in_channels, patch_size, hidden_size, depth, mlp_ratio,
     learn_sigma, norm, qk_norm, mlp, shift, attention; image_size if the positions are there; rope if its angles are
-    there; num_heads from a QK-norm, from these angles or from sparse-linear attention, else for a published size; and
+    there; num_heads from a QK-norm, from these angles or from an extension's attention, else for a published size; and
     `rows` of the class table (None without classes), one more than there are classes if the model was trained with
     class dropout.
 
@@ -60,8 +61,9 @@ def guess_dit_options(state_dict, depth=0):
     for size in MODELS.values():
         if (size["hidden_size"], size["depth"]) == (hidden, depth):
             options["num_heads"] = size["num_heads"]
-    options["attention"] = "sla" if "blocks.0.attn.proj_l.weight" in state_dict else "full"
-    for name, axes in (("blocks.0.attn.q_norm.weight", 1), (ROTATION[0], 2), ("blocks.0.attn.proj_l.weight", 2)):
+    options["attention"] = attention_in(state_dict)
+    of_heads = [(f"blocks.0{kind.mark}weight", 2) for kind in extensions.available("dit_attention").values()]
+    for name, axes in (("blocks.0.attn.q_norm.weight", 1), (ROTATION[0], 2), *of_heads):
         if name in state_dict:
             head = known_shape(state_dict, name, axes, WHAT)[-1]
             if hidden % head:
@@ -83,7 +85,13 @@ def _names(state_dict, depth):
         **some, "num_classes": 1 if has("y_embedder.") else None,
         "norm": "rms" if has(".norm1.weight", ".norm2.weight", ".norm_final.weight") else "layer",
         "qk_norm": has(".attn.q_norm.weight", ".attn.k_norm.weight"), "mlp": "swiglu" if has(".mlp.w") else "gelu",
-        "attention": "sla" if has(".attn.proj_l.") else "full"}) if name != POSITIONS]
+        "attention": attention_in(state_dict)}) if name != POSITIONS]
+
+
+def attention_in(state_dict):
+    """The attention that these names show."""
+    return next((name for name, kind in extensions.available("dit_attention").items()
+                 if any(kind.mark in each for each in state_dict)), "full")
 
 
 def short_of(options):

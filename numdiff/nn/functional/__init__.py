@@ -8,7 +8,7 @@ operation that a function calls (`K.groupnorm_forward`: kernels/groupnorm).
     products.py       linear layers, one or several at once
     convolutions.py   convolutions
     norms.py          GroupNorm, LayerNorm, RMSNorm, softmax
-    attentions.py     softmax attention, sparse-linear attention, the norm and rotation of q and k
+    attentions.py     softmax attention, the norm and rotation of q and k
     modulation.py     adaptive norms, gates, learned scales
     feed_forward.py   two products and the GELU or SwiGLU between them
     movement.py       parts, pairs, patches, resolutions
@@ -22,7 +22,7 @@ names they check what they are given. Extensions add operations (extensions.py),
 """
 from ... import extensions
 from .arguments import checked
-from .attentions import attention, qk_norm_rope, sparse_linear_attention
+from .attentions import attention, qk_norm_rope
 from .convolutions import conv2d
 from .elementwise import (
     add,
@@ -47,10 +47,10 @@ from .products import linear, linear_group, linear_stack, matmul, stack_columns,
 
 __all__ = ["adaln", "add", "add_constant", "attention", "avgpool", "bias_gelu", "cast", "channel_add", "chunk",
            "class_dropout", "columns", "concat", "conv2d", "dropout", "embedding", "fused", "gate", "gate_adaln",
-           "gates_products", "gelu", "group_norm", "hybrid_loss", "layer_norm", "layer_scale", "linear", "linear_group",
-           "linear_stack", "matmul", "mlp", "mse", "pair", "patchify", "qk_norm_rope", "reshape", "rms_norm",
-           "scale_shift", "silu", "softmax", "sparse_linear_attention", "stack_columns", "stacks", "swiglu",
-           "swiglu_mlp", "timestep_embedding", "together", "unpatchify", "upsample", "weigh"]
+           "gates_products", "gelu", "group_norm", "hybrid_loss", "layer_norm", "layer_scale", "linear",
+           "linear_group", "linear_stack", "matmul", "mlp", "mse", "pair", "patchify", "qk_norm_rope", "reshape",
+           "rms_norm", "scale_shift", "silu", "softmax", "stack_columns", "stacks", "swiglu", "swiglu_mlp",
+           "timestep_embedding", "together", "unpatchify", "upsample", "weigh"]
 
 # Names, signatures and docstrings stay those of the imports above, which is what editors and type checkers read.
 globals().update({name: checked(globals()[name]) for name in __all__})

@@ -1,7 +1,7 @@
 """The record of the DiT: settings, presets, checks; the model is nn/dit.py."""
 import math
 
-from ... import schema
+from ... import extensions, schema
 from ...errors import UsageError
 from ...settings import SAME, Argument, say, setting
 from .kind import ModelKind
@@ -9,6 +9,7 @@ from .kind import ModelKind
 ARCHITECTURES = (*(f"DiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)),
                  *(f"LightningDiT-{size}/{patch}" for size in ("S", "B", "L", "XL") for patch in (1, 2)),
                  "DiT-Tiny", "LightningDiT-Tiny/2", "LightningDiT-Small/4")
+ATTENTIONS = extensions.entries("dit_attention")  # instead of attention to all
 BLOCK = ("norm", "qk_norm", "rope", "mlp", "shift")  # settings of the block
 MAX_POSITION_BYTES = 32 << 20  # of the positions, which are not in a file, or as many as its weights
 
@@ -44,13 +45,8 @@ class DiTSettings:
         "Let the conditioning shift what the blocks normalise, as well as scale it; LightningDiT's wo_shift is "
         "--no-shift.  [default: yes, but for LightningDiT-Small]", model=SAME)
     attention: str = setting("full",
-        "Attention of each token to all others, or sparse-linear attention, sla, for images of many tokens: exact to "
-        "the blocks of 64 tokens that matter most, linear to the rest.", choices=("full", "sla"), model=SAME)
-    sla_topk: float = setting(0.2, "With --attention sla: the share of the blocks that is attended to exactly.",
-        unit="SHARE", above=0, high=1, needs=("attention", "sla"), model=SAME)
-    sla_linear: str = setting("rest",
-        "With --attention sla: the keys that the linear part takes: those of the other blocks, or all, as the authors' "
-        "current code has it.", choices=("rest", "all"), needs=("attention", "sla"), model=SAME)
+        f"Attention of each token to all others{''.join(f', or {each.text}' for each in ATTENTIONS.values())}.",
+        choices=("full", *ATTENTIONS), model=SAME)
     num_classes: int | None = setting(None, "Classes of the model.  [default: those of the dataset]", unit="N", low=1,
         high=1 << 20)
 
@@ -127,14 +123,14 @@ class DiTKind(ModelKind):
         return options.architecture != "DiT-Tiny" and not options.architecture.startswith("Lightning")
 
     def start_with(self, found, given, sizes):
-        from ...nn.dit import MODELS, PLAIN, SPARSE
+        from ...nn.dit import MODELS, PLAIN, UNPUBLISHED
         named = [name for name, line in self.own.items() if line.open and "model" in line.readers]
         if "architecture" in given:  # it decides, and is held against the file
             for name in named:
                 found.pop(name, None)
             return
         same = [name for name, known in MODELS.items()
-                if all(sizes[key] == value for key, value in {**PLAIN, **known}.items() if key not in SPARSE)]
+                if all(sizes[key] == value for key, value in {**PLAIN, **known}.items() if key not in UNPUBLISHED)]
         if same:
             found["architecture"] = same[0]
 
@@ -143,9 +139,8 @@ class DiTKind(ModelKind):
         return MODELS[given["architecture"]] if "architecture" in given else {}
 
     def may_become(self, name, theirs, own):
-        """Attention to all can become sparse; what has learned with a linear part cannot go without."""
-        return theirs == own or name in ("sla_topk", "sla_linear") or (
-            (name, theirs, own) == ("attention", "full", "sla"))
+        """Attention to all can become another one, whose settings can change; not the other way round."""
+        return theirs == own or name in extensions.entries("dit_settings") or (name, theirs) == ("attention", "full")
 
     def resized(self, theirs, own):
         now, before = (sizes["image_size"] // sizes["patch_size"] for sizes in (own, theirs))
@@ -153,7 +148,8 @@ class DiTKind(ModelKind):
         return f"positions{angles} are recomputed for {now}×{now} tokens, which were {before}×{before}"
 
     def is_recomputed(self, name, theirs):
-        return ".attn.proj_l." in name and theirs["attention"] == "full"
+        return theirs["attention"] == "full" and any(
+            kind.mark in name for kind in extensions.available("dit_attention").values())
 
     def label(self, options):
         return options.architecture
@@ -170,8 +166,9 @@ class DiTKind(ModelKind):
         if hidden % options.heads or hidden % 4:
             raise UsageError(f"--hidden-size {hidden} must be a multiple of 4 and of --heads {options.heads}; use "
                              f"{max(1, round(hidden / math.lcm(4, options.heads))) * math.lcm(4, options.heads)}.")
-        if options.attention == "sla":
-            self.check_sla(options, hidden // options.heads, (options.image_size // patch) ** 2)
+        if options.attention != "full":
+            kind = extensions.find("dit_attention", options.attention, f"--attention {options.attention}")
+            kind.check(vars(options), (options.image_size // patch) ** 2, hidden // options.heads)
         if options.rope and hidden // options.heads % 4:
             raise UsageError(f"--rope rotates pairs of a head's channels by row and by column, so 4 must divide their "
                              f"number, and --hidden-size {hidden} over --heads {options.heads} is "
@@ -184,14 +181,6 @@ class DiTKind(ModelKind):
             check_float8(hidden, mlp_width(hidden, options.mlp_ratio, options.mlp), options.mlp)
         if options.num_classes is not None and not options.class_cond:
             raise UsageError("--num-classes needs --class-cond; leave it out, or turn the classes on.")
-
-    def check_sla(self, options, head, tokens):
-        from ...kernels.attention import HEAD_SIZES
-        from ...nn.dit import check_sla
-        check_sla(options.sla_topk, tokens)
-        if head not in HEAD_SIZES:
-            raise UsageError(f"--attention sla has kernels for heads of {', '.join(map(str, HEAD_SIZES))} channels, "
-                             f"and these have {head}: change --heads, or use --attention full.")
 
     def count_parameters(self, sizes):
         from ...nn.dit_shapes import dit_parameter_counts
@@ -227,9 +216,9 @@ def describe_block(sizes):
     words = {"norm": {"rms": "RMSNorm"}, "qk_norm": {True: "QK-norm"}, "rope": {True: "rotary embedding"},
              "mlp": {"swiglu": "SwiGLU"}, "shift": {False: "no shift"}}
     said = "".join(f", {words[name][sizes[name]]}" for name in BLOCK if sizes[name] in words[name])
-    sparse = f", sparse-linear attention to {sizes['sla_topk']:g} of the blocks"
-    sparse += ", linear to all keys" * (sizes.get("sla_linear") == "all")
-    return said + sparse * (sizes.get("attention") == "sla")
+    attention = sizes.get("attention", "full")
+    return said if attention == "full" else said + extensions.find(
+        "dit_attention", attention, f"attention {attention}").words(sizes)
 
 
 def _heads_to_rotate(hidden, heads):

@@ -2,11 +2,11 @@
 folder (DiTTransformer2DModel)."""
 import contextlib
 import json
-import math
 import pathlib
 
 import numpy as np
 
+from ... import extensions
 from ...diffusion import Diffusion
 from ...diffusion.sampling import PIXEL_CHANNELS
 from ...errors import NumdiffError, UsageError
@@ -39,18 +39,15 @@ from .weights import (
     SHARE,
     Weights,
     defaults_of,
-    number,
     yes_or_no,
 )
 
-SLA = ".attn.proj_l."  # within the names of sparse-linear attention's own tensors
-TOPK = number(0, math.nextafter(1, 2), low_too=False)  # above 0, at most 1
-OF_SLA = "sla_topk", "sla_linear"
+ATTENTIONS = extensions.available("dit_attention")  # instead of attention to all
 
 
 class DiTWeights(Weights):
     free = {"image_size": IMAGE_SIZE, "num_heads": COUNT, "num_classes": CLASSES, "class_dropout": SHARE,
-            "rope": yes_or_no, "sla_topk": TOPK, "sla_linear": lambda v: v in ("rest", "all")}
+            "rope": yes_or_no, **{name: allowed for kind in ATTENTIONS.values() for name, allowed in kind.free.items()}}
 
     def recognises(self, state_dict):
         return is_dit(state_dict)
@@ -58,10 +55,11 @@ class DiTWeights(Weights):
     def shown_by(self, state_dict):
         if "x_embedder.proj.weight" not in state_dict:
             return ()
-        return guess_dit_options(state_dict).keys() | (set() if any(SLA in n for n in state_dict) else {*OF_SLA})
+        absent = [kind for kind in ATTENTIONS.values() if not any(kind.mark in name for name in state_dict)]
+        return guess_dit_options(state_dict).keys() | {name for kind in absent for name in kind.free}
 
     def complete(self, source, state_dict, stored, free):
-        ratio, depth, numdiffs = stored.get("mlp_ratio"), stored.get("depth", 0), "sla_topk" in stored
+        ratio, depth, ours = stored.get("mlp_ratio"), stored.get("depth", 0), {*stored}
         stored = self.believed(stored, free)
         try:
             guessed = guess_dit_options(state_dict, depth if COUNT(depth) else 0)
@@ -71,12 +69,14 @@ class DiTWeights(Weights):
         if guessed.get("rope") and free.get("rope") is False:
             raise UsageError(f"--no-rope: {source} holds the angles of a rotary embedding ({ROTATION[0]}); leave it "
                              "out.")
-        for name in OF_SLA:
-            if name in free and guessed.get("attention") != "sla":
-                raise UsageError(f"{self.option(name)}: {source} has no tensors of sparse-linear attention "
-                                 f"(blocks.0{SLA}weight); leave it out.")
-        if guessed.get("attention") == "sla" and not numdiffs:  # the authors' code, whose linear part takes all keys
-            stored = {"sla_linear": "all", **stored}
+        for kind in ATTENTIONS.values():
+            own = guessed.get("attention") == kind.name
+            for name in kind.free:
+                if name in free and not own:
+                    raise UsageError(f"{self.option(name)}: {source} has no tensors of {kind.title} "
+                                     f"(blocks.0{kind.mark}weight); leave it out.")
+            if own and not ours & kind.free.keys():
+                stored = {**kind.foreign, **stored}
         if _same_width(guessed, ratio):
             guessed["mlp_ratio"] = ratio
         heads = {key: stored[key] for key in ("num_heads",) if key in stored}  # from a published size: only likely
@@ -124,9 +124,9 @@ class DiTWeights(Weights):
         return with_positions(without_padding(state_dict, sizes), sizes)
 
     def notes(self, sizes, diffusion):
-        if sizes.get("attention") == "sla":
-            return [("elsewhere", f"the public DiT's code has no sparse-linear attention, nor its blocks.*{SLA}weight "
-                                  "and bias")]
+        if kind := ATTENTIONS.get(sizes.get("attention")):
+            return [("elsewhere", f"the public DiT's code has no {kind.title}, nor its blocks.*{kind.mark}weight and "
+                                  "bias")]
         block = lightning_arguments(sizes)
         if block is None:
             return [("elsewhere", "LightningDiT's code has no such block: its QK-norm is RMSNorm with use_rmsnorm "
@@ -139,9 +139,10 @@ class DiTWeights(Weights):
         return [("elsewhere", text) for text in remarks_on_objective(diffusion)]
 
     def write_folder(self, folder, sizes, state_dict, diffusion, training=None):
-        if any(SLA in name and np.any(array) for name, array in state_dict.items()):
-            raise UsageError("diffusers' DiT has no sparse-linear attention, whose linear part this model has learned: "
-                             "write .safetensors or .npz instead.")
+        kind = ATTENTIONS.get(sizes.get("attention"))
+        if kind and any(kind.mark in name and np.any(array) for name, array in state_dict.items()):
+            raise UsageError(f"diffusers' DiT has no {kind.title}, whose {kind.part} this model has learned: write "
+                             ".safetensors or .npz instead.")
         config = json.dumps(diffusers_config(sizes), indent=2, sort_keys=True).encode() + b"\n"
         folder = pathlib.Path(folder)
         made = not folder.exists()
@@ -158,9 +159,9 @@ class DiTWeights(Weights):
                 with contextlib.suppress(OSError):  # it holds something
                     folder.rmdir()
             raise
-        sparse = [("diffusers", "pays attention to all tokens, where this model has sparse-linear attention, whose "
-                                "linear part is zero")]
-        return sparse * (sizes.get("attention") == "sla") + notes_on_diffusers(diffusion, sizes)
+        sparse = [("diffusers", f"pays attention to all tokens, where this model has {kind.title}, whose "
+                                f"{kind.part} is zero")] if kind else []
+        return sparse + notes_on_diffusers(diffusion, sizes)
 
     def lines(self, target, result, o):
         yield (f"{target}: a DiT of {result.parameters:,} parameters for {o['image_size']}×{o['image_size']}×"

@@ -18,7 +18,7 @@ import importlib
 import math
 from dataclasses import dataclass, field
 
-from ...settings import COMMON, arguments, settings_in
+from ...settings import COMMON, arguments, settings_in, with_extensions
 
 
 def imported(where):
@@ -73,7 +73,8 @@ class ModelKind:
     def own(self):
         """{name: Setting} that this kind alone has."""
         lines = settings_in(self.settings)
-        return {name: type(line)(**{**vars(line), "group": self.title}) for name, line in lines.items()}
+        lines = {name: type(line)(**{**vars(line), "group": self.title}) for name, line in lines.items()}
+        return with_extensions(lines, f"{self.name}_settings")
 
     @functools.cached_property
     def table(self):

@@ -44,7 +44,7 @@ import numpy as np
 
 from ....device import over_batch
 from ....dtypes import is_half, working_type
-from ..unfused import merge_heads, split_heads
+from ....kernels.attention.unfused import merge_heads, split_heads
 from .choice import BLOCK, blocks_of, choose_blocks, count_of
 
 FLOOR = 2.0**-10  # share of the whole denominator that what is left of it counts for at least

@@ -32,9 +32,9 @@ from ....device.limits import WARP
 from ....device.requires import requires
 from ....device.specialise import Constant, specialise
 from ....device.tensor_core import load_word, load_words4, unpack_half2
-from ..backward_half import fetch_numbers, probabilities, probability, score_gradients
-from ..forward import LOG2_E
-from ..fragments import (
+from ....kernels.attention.backward_half import fetch_numbers, probabilities, probability, score_gradients
+from ....kernels.attention.forward import LOG2_E
+from ....kernels.attention.fragments import (
     add_products,
     by_chunk,
     by_row,

@@ -22,7 +22,7 @@ READ NEXT
 import math
 
 from ....device import cuda, float32
-from ..simple import LOWEST, add_scaled, score
+from ....kernels.attention.simple import LOWEST, add_scaled, score
 from .choice import BLOCK, RUN, head_number, rows_of_block
 
 LEAST_SHARE = float32(2.0**-10)  # reference.FLOOR

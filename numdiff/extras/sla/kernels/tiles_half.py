@@ -42,9 +42,9 @@ from ....device.tensor_core import (
     store_words4,
     unpack_half2,
 )
-from ..forward import LOG2_E, LOWEST
-from ..forward_half import exponentials, largest_of_row, sum_of_row
-from ..fragments import CHUNK, HALVES, add_products, by_chunk, by_row, multiply_rows, pack, pitch_of
+from ....kernels.attention.forward import LOG2_E, LOWEST
+from ....kernels.attention.forward_half import exponentials, largest_of_row, sum_of_row
+from ....kernels.attention.fragments import CHUNK, HALVES, add_products, by_chunk, by_row, multiply_rows, pack, pitch_of
 from .choice import BLOCK
 
 WARPS = 4

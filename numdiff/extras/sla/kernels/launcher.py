@@ -22,10 +22,10 @@ from ....device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, WARP, multiprocessors
 from ....device.specialise import Variants
 from ....dtypes import HALVES, is_half, working_type
 from ....errors import TooManyElementsError
-from ...operation import Version, operation
-from ...second_pass import add_rows
-from ..launcher import HEAD_SIZES, layout
-from ..unfused import check
+from ....kernels.attention.launcher import HEAD_SIZES, layout
+from ....kernels.attention.unfused import check
+from ....kernels.operation import Version, operation
+from ....kernels.second_pass import add_rows
 from . import choice, forward_half, lists_half, prepare_half, queries_half, rest_half, simple
 from .choice import BLOCK, Problem, blocks_of, count_of
 from .lists_half import Gradients

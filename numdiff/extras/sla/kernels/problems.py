@@ -11,8 +11,8 @@ import functools
 
 import numpy as np
 
-from ...problem import Problem, filled, half, replaced, single
-from ..launcher import HEAD_SIZES
+from ....kernels.attention.launcher import HEAD_SIZES
+from ....kernels.problem import Problem, filled, half, replaced, single
 from .choice import bits_left, blocks_of, count_of
 from .reference import Kept, sla_forward_reference
 

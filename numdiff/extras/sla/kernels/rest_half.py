@@ -30,7 +30,7 @@ from ....device.limits import WARP
 from ....device.requires import requires
 from ....device.specialise import specialise
 from ....device.tensor_core import load_word, ones_half2
-from ..fragments import add_products, by_row, clear, copy_out, fetch_rows, pitch_of, stash
+from ....kernels.attention.fragments import add_products, by_row, clear, copy_out, fetch_rows, pitch_of, stash
 from .choice import head_number
 from .tiles_half import THREADS
 

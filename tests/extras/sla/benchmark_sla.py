@@ -1,7 +1,7 @@
 """Sparse-linear attention on a GPU compared with flash attention and PyTorch's, in one run, float16.
 
-    python -m tests.kernels.benchmark_sla                                        T 4,096 and 16,384, top-k 5 and 20 %
-    python -m tests.kernels.benchmark_sla --lengths 16384 --shares 0.05 --kernels   and each kernel by itself
+    python -m tests.extras.sla.benchmark_sla                                        T 4,096 and 16,384, top-k 5 and 20 %
+    python -m tests.extras.sla.benchmark_sla --lengths 16384 --shares 0.05 --kernels   and each kernel by itself
 
 In addition to the launcher's choice: "mma" is version 2, whose forward makes S of the blocks of a list as they pass by;
 "in order" leaves long lists of dkv where they are. --skew makes keys of a block larger or smaller than those of others,
@@ -21,9 +21,9 @@ import pytest
 from numdiff.benchmark.watch import watching_launches
 from numdiff.device import download, empty, get_gpu, upload, why_no_gpu
 from numdiff.device.planned import card_of, collect
+from numdiff.extras.sla import kernels as sla
+from numdiff.extras.sla.kernels import launcher
 from numdiff.kernels import attention
-from numdiff.kernels.attention import sla
-from numdiff.kernels.attention.sla import launcher
 from numdiff.training.compiling import compile_ahead
 from tests.kernels.benchmark_flash_attention import WARMUP, Clock, capture, torch_replay
 

@@ -22,7 +22,7 @@ from ....device.async_copy import cp_async_commit, cp_async_wait, shared_address
 from ....device.limits import WARP
 from ....device.requires import requires
 from ....device.specialise import specialise
-from ..fragments import by_chunk, by_row, clear, copy_out, fetch_rows, load_left, pitch_of, stash
+from ....kernels.attention.fragments import by_chunk, by_row, clear, copy_out, fetch_rows, load_left, pitch_of, stash
 from .choice import BLOCK, head_number, rows_of_block
 from .simple import start_of_head
 from .tiles_half import (

@@ -2,7 +2,7 @@
 import numpy as np
 
 from numdiff.device import download, empty, launch
-from numdiff.kernels.attention.sla.choice import (
+from numdiff.extras.sla.kernels.choice import (
     BLOCK,
     ROWS,
     THREADS,

@@ -8,10 +8,11 @@ import pytest
 from numdiff.device import download
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.emulator import KernelFault
+from numdiff.extras.sla import kernels as sla
+from numdiff.extras.sla.kernels import choice, launcher, reference
 from numdiff.kernels import check
-from numdiff.kernels.attention import flash_attention_forward, sla
+from numdiff.kernels.attention import flash_attention_forward
 from numdiff.kernels.attention import unfused as A
-from numdiff.kernels.attention.sla import choice, launcher, reference
 from numdiff.kernels.check.run import run_once
 from tests.conftest import exhaustive, numerical_gradient, on, relative_error, shapes, versions, where
 from tests.kernels.attention.test_unfused import make
@@ -234,7 +235,7 @@ PLANTED = [  # (file, what is changed, into what, the kernels that it makes, the
 @pytest.mark.parametrize("file, before, after, kernel, name, kind", PLANTED)
 def test_a_fault_planted_in_a_tensor_core_kernel_is_found(monkeypatch, tmp_path, file, before, after, kernel, name,
                                                           kind):
-    original = importlib.import_module(f"numdiff.kernels.attention.sla.{file}")
+    original = importlib.import_module(f"numdiff.extras.sla.kernels.{file}")
     source = pathlib.Path(original.__file__).read_text()
     assert source.count(before) == 1
     path = tmp_path / f"{file}.py"
