@@ -32,6 +32,8 @@ if typing.TYPE_CHECKING:
     from .namespace import twin
     from .trace import Tracer, trace
 
+__version__ = "0.1.0"  # as numdiff's; the distribution of the emulator alone reads it here
+
 __all__ = ["CHECKS", "ORDERS", "EmulatedArray", "Emulator", "Fault", "Float64Warning", "KernelFault", "LaunchRefused",
            "Place", "Recorder", "Tracer", "Unsupported", "count", "device", "install", "trace", "twin",
            "uninstall"]

@@ -2,7 +2,7 @@
 
 Inside `with device():` a kernel made by `cuda.jit` is launched as always, `kernel[grid, block](…)`; `cuda.to_device`,
 `cuda.device_array` and their kin give `EmulatedArray`s. Outside, nothing changes. Numba is patched if it has been
-imported, and never imported from here.
+imported, and never imported from here. Where it is not installed, stand_in.py takes its place.
 """
 import contextlib
 import functools
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from . import stand_in
 from .arguments import why_refused
 from .device_arrays import EmulatedArray
 from .faults import LaunchRefused, Unsupported
@@ -351,12 +352,15 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
     for name in DISPATCHERS:
         if name in sys.modules:
             patch_all(sys.modules[name])
+    provided = stand_in.provide()
     at_import = None if all(name in sys.modules for name in DISPATCHERS) else _AtImport(patch_all)
     try:
         yield machine
     finally:
         if at_import is not None:
             at_import.remove()
+        if provided:
+            stand_in.withdraw()
         for owner, name, value in reversed(undo):
             if value is _NOTHING:
                 delattr(owner, name)

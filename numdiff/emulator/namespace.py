@@ -175,7 +175,7 @@ class Resolver:
 
     @staticmethod
     def _missing(name):
-        return Missing(f"the emulator does not know {name}: give it a twin with numdiff.emulator.twin")
+        return Missing(f"the emulator does not know {name}: give it a twin with {__package__}.twin")
 
 
 _BUILTIN_TYPES = (int, float, bool, complex)
