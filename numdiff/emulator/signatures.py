@@ -15,6 +15,7 @@ from .arrays import contiguous_strides
 from .faults import LaunchRefused, Unsupported
 from .values import dtype_of, scalar, type_named
 
+NO_SIGNATURES = "a signature needs Numba, which knows its types: leave it out, or pip install numba numba-cuda"
 _NAMES = {bool: "boolean", np.bool_: "boolean", int: "int64", float: "float64", complex: "complex128",
           values.Literal: "int64", **{t.kind: name for name, t in values.INTEGER_TYPES.items()}}
 
@@ -104,8 +105,10 @@ def signatures_of(given, mlir=False):
     """[(types of the arguments, type of the result or None)] of what was given to `cuda.jit`: a signature, a string, or
     a list of them."""
     readers = ("numba_cuda_mlir.numba_cuda.core.sigutils", "numba.cuda.core.sigutils", "numba.core.sigutils")
-    read = next(sys.modules[name].normalize_signature for name in (readers if mlir else readers[1:] + readers[:1])
-                if name in sys.modules)
+    read = next((sys.modules[name].normalize_signature for name in (readers if mlir else readers[1:] + readers[:1])
+                 if name in sys.modules), None)
+    if read is None:
+        raise Unsupported(NO_SIGNATURES)
     return [read(one) for one in (given if isinstance(given, (list, tuple)) and not _is_signature(given) else [given])]
 
 

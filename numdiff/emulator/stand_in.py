@@ -14,6 +14,7 @@ import types
 import numpy as np
 
 from .faults import Unsupported
+from .signatures import NO_SIGNATURES
 from .values import ALIASES, DTYPES, TYPES
 
 NAMES = ("numba", "numba.cuda", "numba.cuda.dispatcher", "numba.types")
@@ -40,8 +41,7 @@ class Type:
         return self.name
 
     def __getitem__(self, shape):
-        raise Unsupported(f"the type {self}[…] is for signatures, which need Numba: leave the signature out, or pip "
-                          "install numba numba-cuda")
+        raise Unsupported(NO_SIGNATURES)
 
 
 Type.__module__ = "numba.types"
@@ -67,8 +67,7 @@ CUDADispatcher.__module__ = "numba.cuda.dispatcher"
 
 def jit(function=None, *signatures, **options):
     if signatures or function is not None and not isinstance(function, types.FunctionType):
-        raise Unsupported("a signature of cuda.jit needs Numba, whose conversions it asks for: leave it out, or pip "
-                          "install numba numba-cuda")
+        raise Unsupported(NO_SIGNATURES)
     return CUDADispatcher(function, options) if function is not None else lambda python: CUDADispatcher(python, options)
 
 
