@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from numdiff import emulator
+from numdiff.emulator.options import OPTIONS
 from numdiff.kernels import operation, versions
 from numdiff_cli.main import main
 
@@ -108,6 +109,7 @@ def test_the_pages_examples_run(tmp_path, monkeypatch, page, example):
     exec(compile(example, page, "exec"), {"__name__": "example"})
 
 
+EMULATORS = {"--emulate", "--emulate-", *(f"{prefix}{name}" for prefix in ("--", "--emulate-") for name in OPTIONS)}
 OURS = [(page, command) for page, command in commands() if command.startswith("numdiff ")]
 THEIRS = [pair for pair in commands() if pair not in OURS]
 
@@ -143,10 +145,12 @@ def test_what_other_commands_name_exists(page, command):
     setup.read(ROOT / "setup.cfg")
     if program == "pip":
         wanted = [w for w in words if not w.startswith("-")][1:]
-        assert wanted and all(w.startswith(".") for w in wanted)
+        wanted = [w for w in wanted if w not in ("numdiff-emulator", "./numdiff/emulator")]  # test_independence.py
+        assert all(w.startswith(".") for w in wanted)
         assert {e for w in wanted for e in re.findall(r"[\w-]+", w)} <= set(setup["options.extras_require"])
     elif program == "python":
-        assert words[0] == "-m" and importlib.util.find_spec(words[1]), command
+        module = words[1].replace("numdiff_emulator", "numdiff.emulator")
+        assert words[0] == "-m" and importlib.util.find_spec(module), command
     else:
         assert program in ("pytest", "ruff", "git"), command
         if program == "pytest":
@@ -173,7 +177,7 @@ def test_pictures_and_links_exist(page):
 def test_options_and_paths_in_the_prose_exist(page):
     code = re.findall(r"`([^`\n]+)`", prose(page))
     options = {option for text in code for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
-    assert options <= all_options() | OTHERS
+    assert options <= all_options() | OTHERS | EMULATORS
     for text in code:
         if module := re.match(r"python -m (tests[\w.]+)", text):
             assert importlib.util.find_spec(module[1]), text

@@ -273,7 +273,8 @@ def written(folder):
 ORDER = {"tutorials": ("first-run.md", "own-pictures.md", "presets.md", "trouble.md", "first-kernel.md",
                        "reading-order.md"),
          "how-to": ("learn.md", "sample.md", "resume.md", "fine-tune.md", "several-gpus.md", "evaluate.md",
-                    "convert.md", "benchmark.md", "check-kernels.md", "python.md", "add-an-operation.md")}
+                    "convert.md", "benchmark.md", "check-kernels.md", "test-without-gpu.md", "python.md",
+                    "add-an-operation.md")}
 
 
 def main():

@@ -159,7 +159,8 @@ class _Context(_Device):
     def __init__(self, machine):
         super().__init__("current_context()", {
             "device": _emulated_gpu(machine), "reset": lambda: None, "synchronize": lambda: None, "push": lambda: None,
-            "pop": lambda: None, "get_memory_info": lambda: _MemoryInfo(MEMORY, MEMORY)})
+            "pop": lambda: None, "get_memory_info": lambda: _MemoryInfo(MEMORY, MEMORY),
+            "deallocations": Namespace("current_context().deallocations", {"clear": lambda: None})})
 
 
 class _MemoryInfo(NamedTuple):

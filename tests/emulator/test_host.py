@@ -72,6 +72,7 @@ def test_forall_of_nothing(gpu):
 def test_the_context_and_the_devices(gpu):
     context = cuda.current_context()
     free, total = context.get_memory_info()
+    context.deallocations.clear()
     assert free == context.get_memory_info().free <= total
     assert cuda.list_devices()[0].compute_capability == (9, 0) == context.device.compute_capability
     assert cuda.detect() and cuda.is_available()

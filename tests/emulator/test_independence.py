@@ -3,6 +3,7 @@ import ast
 import configparser
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
@@ -112,3 +113,10 @@ def test_its_own_distribution():
     assert "cuda_emulator = numdiff.emulator.pytest_plugin" in setup["options.entry_points"]["pytest11"]
     assert 'cuda_emulator = "numdiff_emulator.pytest_plugin"' in text
     assert (PACKAGE / "LICENSE").read_text() == (PACKAGE.parents[1] / "LICENSE").read_text()
+
+
+def test_the_distribution_s_example(tmp_path, capsys):
+    text = re.search(r"^```py\n(.*?)^```", (PACKAGE / "DISTRIBUTION.md").read_text(), re.DOTALL | re.MULTILINE)[1]
+    (tmp_path / "example.py").write_text(text.replace("numdiff_emulator", "numdiff.emulator"))
+    runpy.run_path(str(tmp_path / "example.py"))
+    assert capsys.readouterr().out == "[0 2 4 6 8]\n"
