@@ -27,6 +27,7 @@ from _pytest.runner import runtestprotocol
 import numdiff.device as device_module
 from numdiff.device import download, get_backend, ptx, upload, why_no_gpu
 from numdiff.device.emulator import EmulatorDevice
+from numdiff.device.ptxas import find_ptxas
 from numdiff.device.quick_types import quick_types
 from tests import advice, kept
 from tests.distributed.hosts import can_make_hosts
@@ -40,7 +41,7 @@ NEEDS = {  # what a test may need: (whether it is there, how to get it)
     "torch": (lambda: importlib.util.find_spec("torch"), "PyTorch: pip install torch"),
     "mpi": (lambda: importlib.util.find_spec("mpi4py") and MPIEXEC, "mpi4py and mpiexec: pip install -e '.[mpi]'"),
     "hosts": (lambda: has("mpi") and can_make_hosts(MPIEXEC), "network namespaces (root, ip and unshare) and MPICH"),
-    "ptxas": (kept.find_ptxas, "ptxas: pip install -e '.[test]'"),
+    "ptxas": (find_ptxas, "ptxas: pip install -e '.[test]'"),
     "proc": (pathlib.Path("/proc/self/maps").exists, "/proc"),
     "posix": (lambda: os.name == "posix", "a system with kill -9 and limits"),
     "full": (pathlib.Path("/dev/full").exists, "/dev/full"),

@@ -15,9 +15,9 @@ import zlib
 
 import numdiff
 from numdiff.device.kernel_cache import toolchain
-from tests.kernels.ptx_equal import Sources, find_ptxas, hash_of, made_of
+from tests.kernels.ptx_equal import Sources, hash_of, made_of
 
-__all__ = ["begin", "find_ptxas", "ptx", "recall", "remember", "said", "whole_package"]
+__all__ = ["begin", "ptx", "recall", "remember", "said", "whole_package"]
 
 FORTNIGHT = 14 * 24 * 3600
 folder = None  # a pathlib.Path, or None: nothing is kept

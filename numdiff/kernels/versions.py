@@ -32,7 +32,6 @@ FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and 
 NAMES = {
     **dict.fromkeys(("im2col", "im2win"), WIDE),
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
-    "conv2d_level": {"shifted-boxes": 1, "halo": 2},
     "flash_attention": {"naive": 1, "register-tiled": 2, "mma": 3, "tf32-bf16": 4, "hopper": 5},
 }
 

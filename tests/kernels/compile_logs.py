@@ -19,10 +19,11 @@ import tempfile
 
 from numdiff.device.compiler import type_of_word, word_of
 from numdiff.device.ptx import PtxDevice, capabilities_of
+from numdiff.device.ptxas import find_ptxas
 from numdiff.kernels.check import CASES
 from numdiff.kernels.check.run import run_once
 from tests import kept
-from tests.kernels.ptx_equal import find_ptxas, normalised
+from tests.kernels.ptx_equal import normalised
 
 # Limited by memory, with a row or more in registers: a spill would go there and back.
 IN_REGISTERS = ("groupnorm.clusters.", "groupnorm.one_pass", "layernorm.", "rmsnorm.", "optimizer.muon.",
@@ -203,7 +204,7 @@ def architecture(capability):
 
 def assemble(text, capability):
     """What ptxas says of a PTX text: (registers, the lines that tell of something wrong); within tests it is kept."""
-    version = str(find_ptxas().stat().st_size)  # kept.py knows the versions of the other compilers
+    version = str(os.path.getsize(find_ptxas()))  # kept.py knows the versions of the other compilers
     return tuple(kept.said(lambda: ptxas_log(text, capability), version, normalised(text), repr(capability)))
 
 

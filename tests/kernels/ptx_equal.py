@@ -32,7 +32,6 @@ import re
 import struct
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import types
 import zlib
@@ -299,6 +298,7 @@ class Tree:
 
 def assembled(text, arch):
     """(machine code, "n registers", and spilled bytes if there are any) that ptxas makes of a PTX text."""
+    from numdiff.device.ptxas import find_ptxas
     with tempfile.TemporaryDirectory() as folder:
         source, made = pathlib.Path(folder) / "kernel.ptx", pathlib.Path(folder) / "kernel.cubin"
         source.write_text(text)
@@ -320,17 +320,12 @@ def instructions(cubin):
             if cubin[at + name:].startswith(b".text.")]
 
 
-def find_ptxas():
-    """ptxas of the toolkit that came as a package, or None."""
-    path = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "ptxas"
-    return path if path.exists() else None
-
-
 SAME = "the same machine code"
 
 
 def assembled_difference(one, other, arch):
     """What ptxas makes of two texts that differ: `SAME`, or their registers and spills."""
+    from numdiff.device.ptxas import find_ptxas
     if not find_ptxas():
         return ""
     (before, said), (after, now) = assembled(one, arch), assembled(other, arch)

@@ -57,7 +57,6 @@ REPEATED = re.compile("|".join((
     r"flash_attention: float16, legacy, HS 64, T 3, .* v5", r"flash_attention: float16, new, HS 32, T 3, 64 queries v3",
     r"flash_attention: float16, legacy, HS (32|64|72), T 3, 128 queries v3",
     r"matmul_level: 256 × 512 × 128 v4",  # v5 has two tiles a block, too
-    r"conv2d_level: (1×32.* v1|2×16.* v2)",
     # the tiles with other taps, with statistics or forward
     r"conv2d: float16, tile \((64, .|96, .|128, 1)\), 1 × 1.*", r"conv2d: float16, tile \((64|96), 1\), 3 × 3, 3.*",
     r"conv2d_input_gradient: float16, tile \((64, .|96, .|128, 1|32, 2)\), 1 × 1.*",

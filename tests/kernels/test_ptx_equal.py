@@ -97,7 +97,7 @@ class Tree:
 
 
 def test_what_is_said(monkeypatch):
-    monkeypatch.setattr(ptx_equal, "find_ptxas", lambda: None)
+    monkeypatch.setattr("numdiff.device.ptxas.find_ptxas", lambda: None)
     before = Tree({"add v1": [launch("x.a"), launch("x.b")], "old v1": [launch("x.b")], "sub v1": [launch("x.b")]},
                   {"a": "mul;", "b": "add;"})
     after = Tree({"add v1": [launch("op.x.a"), launch("op.x.b2")], "sub v1": [launch("op.x.b2")],

@@ -1,7 +1,6 @@
 """Problems of convolutions."""
 from ...kernels import conv2d
 from ...kernels.conv2d import im2col, im2win
-from ...kernels.conv2d import levels as conv2d_levels
 from ..kernels import conv2d_input_gradient, conv2d_weight_gradient
 from .problem import IMAGE, PIXELS, SIDE, B, C, half, single
 
@@ -37,5 +36,4 @@ def add_problems(add):
     add(conv2d_weight_gradient, versions=(3,), dy=thin, x=IMAGE, dweight=single(3, 3, 3, C),
         stride=1)
     wide, weight = half(B, 32, 32, 256), half(256, 3, 3, 256)
-    add(conv2d_levels.conv2d_level_forward, x=wide, weight=weight)
     add(conv2d.conv2d_forward, versions=(6,), x=wide, weight=weight)

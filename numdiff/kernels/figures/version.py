@@ -2,14 +2,13 @@
 import difflib
 import inspect
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from ...device.limits import WARP
 from ...device.ptx import PtxDevice
+from ...device.ptxas import find_ptxas
 from ...errors import NumdiffError, UsageError
 from ..check.run import cases_named, run_once
 from .show import record_of
@@ -118,9 +117,3 @@ def resident(capability, registers, threads, shared):
     own = -(-threads // WARP)
     by_registers = all_registers // (own * -(-registers * WARP // 256) * 256)  # a warp's registers come in units of 256
     return min(blocks, warps // own, by_registers, (kib << 10) // (shared + 1024)), warps
-
-
-def find_ptxas():
-    """Path of ptxas: of the package nvidia-cuda-nvcc, whose version fits the compiler's, or on PATH; None: neither."""
-    inside = [path for folder in filter(None, sys.path) for path in sorted(Path(folder).glob("nvidia/*/bin/ptxas"))]
-    return str(inside[0]) if inside else shutil.which("ptxas")

@@ -121,23 +121,6 @@ def test_a_small_result_of_a_long_sum_is_split():
     assert (slices - 1) * length < 131071 <= slices * length
 
 
-def test_strided_matrices(engine, rng):
-    """Every second head of a packed array against the same columns copied out."""
-    if not engine.has_versions:
-        return
-    B, heads, T, HS = 2, 2, 8, 8
-    x = rng.standard_normal((B, T, heads, 2, HS))
-    packed, out = engine(x.reshape(B, T, -1)), engine.zeros((B, heads, T, T))
-    row = 2 * heads * HS
-    left = P.Matrices(packed, row, 1, outer=T * row, inner=2 * HS)
-    right = left._replace(start=HS)
-    target = P.Matrices(out, T, 1, outer=heads * T * T, inner=T * T)
-    for version in (1, 2, 3, 4):
-        P.matmul_strided(left, right.T, target, T, T, HS, B, heads, version=version)
-        want = np.einsum("bthc,bshc->bhts", x[:, :, :, 0], x[:, :, :, 1])
-        engine.check(out, want, 2e-6)
-
-
 def test_errors_say_what_to_do(engine, rng):
     a, b = engine(np.ones((4, 5))), engine(np.ones((4, 6)))
     with pytest.raises(ValueError, match="check transpose_a"):

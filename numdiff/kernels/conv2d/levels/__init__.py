@@ -12,39 +12,52 @@ COST
 """
 import numpy as np
 
-from ....device import empty, is_device
-from ...versions import versions_by_name
+from ....device import empty
+from ...operation import Version, operation
+from ...problem import Problem, half
 from .. import conv2d_forward_reference
 from .halo import launch_halo
 from .shifted_boxes import launch_shifted_boxes
 
-LEVELS = {1: launch_shifted_boxes, 2: launch_halo}
 TILE = 16, 8, 64, 128  # what H, W, C and N must be multiples of
 
 
-@versions_by_name
-def conv2d_level_forward(x, weight, version=None):
-    """x (B, H, W, C) convolved with weight (N, 3, 3, C), as a new array (B, H, W, N), all float16.
-
-    version: the level; None: the last
-    """
-    (B, H, W, C), N = x.shape, len(weight)
-    if tuple(weight.shape) != (N, 3, 3, C) or x.dtype != weight.dtype:
-        raise ValueError(f"x {x.shape} of {x.dtype} needs weight (N, 3, 3, {C}) of the same type, not {weight.shape} "
-                         f"of {weight.dtype}")
-    if not is_device(x):
-        return conv2d_forward_reference(x, weight)
-    if x.dtype != np.float16 or any(n % tile for n, tile in zip((H, W, C, N), TILE, strict=True)):
-        raise ValueError(f"the levels take float16 and H, W, C, N in multiples of {TILE}, not {x.dtype} and "
-                         f"{(H, W, C, N)}; use conv2d_forward")
-    if version not in (None, *LEVELS):
-        raise ValueError(f"there is no level {version}: use one of {', '.join(map(str, LEVELS))}")
-    y = empty((B, H, W, N), np.float16, like=x)
-    LEVELS[version or max(LEVELS)](x, weight, y)
-    return y
+def conv2d_level_forward_reference(x, weight):
+    return conv2d_forward_reference(x, weight)
 
 
 def conv2d_level_forward_cost(B, H, W, C_in, C_out):
     """(bytes, FLOPs), in float16."""
     pixels = B * H * W
     return 2 * (pixels * (C_in + C_out) + 9 * C_in * C_out), 2 * pixels * 9 * C_in * C_out
+
+
+def _check(x, weight):
+    N, C = len(weight), x.shape[3]
+    if tuple(weight.shape) != (N, 3, 3, C) or x.dtype != weight.dtype:
+        raise ValueError(f"x {x.shape} of {x.dtype} needs weight (N, 3, 3, {C}) of the same type, not {weight.shape} "
+                         f"of {weight.dtype}")
+
+
+def _lacks_tiles(x, weight):
+    extents = (*x.shape[1:], len(weight))
+    if any(n % tile for n, tile in zip(extents, TILE, strict=True)):
+        return f"takes H, W, C, N in multiples of {TILE}, not {extents}"
+    return None
+
+
+@operation(reference=conv2d_level_forward_reference, cost=conv2d_level_forward_cost, check=_check,
+           versions=[Version(name, launch, fits=_lacks_tiles, requires="9.0a", dtypes=["float16"])
+                     for name, launch in (("shifted-boxes", launch_shifted_boxes), ("halo", launch_halo))],
+           # a tile for each of two images; two across and two down, of 128 channels
+           problems=[Problem(x=half(2, 16, 8, 64), weight=half(128, 3, 3, 64), fast=("shifted-boxes",)),
+                     Problem(x=half(1, 32, 16, 128), weight=half(128, 3, 3, 128), fast=("halo",)),
+                     Problem(x=half(32, 32, 32, 256), weight=half(256, 3, 3, 256), measured=True)])
+def conv2d_level_forward(x, weight, version=None):
+    """x (B, H, W, C) convolved with weight (N, 3, 3, C), as a new array (B, H, W, N), all float16.
+
+    version: the level; None: the last
+    """
+    y = empty((*x.shape[:3], len(weight)), np.float16, like=x)
+    version.kernel(x, weight, y)
+    return y
