@@ -8,6 +8,8 @@ from numdiff.extensions import available
 from .output import echo
 from .values import Choice, Number
 
+PATHS = "source", "target", "outdir"
+
 
 @click.command("convert", no_args_is_help=True)
 @click.argument("source", type=click.Path(), metavar="IN")
@@ -51,16 +53,24 @@ from .values import Choice, Number
 @click.option("--conv-resample", is_flag=True,
               help="Write the pooling and repetition of a UNet as convolutions that do the same; guided-diffusion's "
                    "scripts need these.")
+@click.option("--scaling-factor", type=Number(-1e6, 1e6), metavar="X",
+              help="Of an autoencoder: a diffusion model sees its latents times this.  [default: that of IN, else "
+                   "0.18215]")
+@click.option("--shift-factor", type=Number(-1e6, 1e6), metavar="X",
+              help="Of an autoencoder: what is subtracted from its latents before.  [default: that of IN, else 0]")
 def convert(source, target, outdir, weights, image_size, num_head_channels, num_heads, num_heads_upsample, num_classes,
             rope, attention_order, max_period, diffusion_steps, schedule, path, prediction,
-            rescale_timesteps, conv_resample, **more):
+            rescale_timesteps, conv_resample, scaling_factor, shift_factor, **more):
     """Write the weights in IN as OUT.
 
     IN is a state dict of guided-diffusion's UNet, of the public DiT, of SiT or of LightningDiT (.pt of torch.save, bare
     or a training checkpoint; .npz or .safetensors), unet.cu's .bin, or a numdiff checkpoint or run (its folder, number,
     or `auto`: the newest). A .pt is read without PyTorch, and nothing in it is run. OUT ends in .h5 for a numdiff
     model file (`numdiff sample` takes it), or in .npz or .safetensors for the public names and PyTorch's layout;
-    without a suffix it is a folder in diffusers' layout (DiT only).
+    without a suffix it is a folder in diffusers' layout (DiT and autoencoder only).
+
+    IN may also be an autoencoder (AutoencoderKL): diffusers' folder, or a file with latent diffusion's names, which may
+    be a whole checkpoint of it (first_stage_model).
 
     The sizes of the model follow from the weights. Unless IN is unet.cu's or was written by numdiff, you must give what
     weights do not show: the image size and the attention heads; for a DiT only the image size, and only if IN has no
@@ -74,8 +84,11 @@ def convert(source, target, outdir, weights, image_size, num_head_channels, num_
         --attention-order new --schedule cosine
     numdiff convert model_100000.bin unet-cu.h5
     numdiff convert runs/00000-unet-unet64 weights.safetensors
+    numdiff convert sd-vae-ft-ema vae.h5
     """
+    from numdiff.errors import UsageError
     from numdiff.option_names import as_options
+    from numdiff.training.autoencoders import convert_autoencoder, holds_autoencoder
     from numdiff.training.model_files import convert as convert_model
     from numdiff.training.sampling import find_model
 
@@ -84,6 +97,16 @@ def convert(source, target, outdir, weights, image_size, num_head_channels, num_
     with as_options():
         if not os.path.exists(source) and (source == "auto" or source.isdecimal()):
             source = find_model(source, outdir, echo)
+        factors = {"scaling_factor": scaling_factor, "shift_factor": shift_factor}
+        if holds_autoencoder(source):
+            others = click.get_current_context().params.items()
+            given = [name for name, value in others if value not in (None, False) and name not in (*factors, *PATHS)]
+            for line in convert_autoencoder(source, target, factors, given):
+                echo(line)
+            return
+        if any(value is not None for value in factors.values()):
+            raise UsageError("--scaling-factor and --shift-factor are of an autoencoder, and "
+                             f"{source} holds none: leave them out.")
         result = convert_model(source, target, weights, diffusion, conv_resample,
                                image_size=image_size, num_head_channels=num_head_channels, num_heads=num_heads,
                                num_heads_upsample=num_heads_upsample, num_classes=num_classes,

@@ -55,6 +55,7 @@ from .transformer.gate_adaln import gate_adaln_backward, gate_adaln_forward, gat
 from .transformer.patchify import patchify_backward, patchify_forward, unpatchify_backward, unpatchify_forward
 from .transformer.qk_norm_rope import qk_norm_rope_backward, qk_norm_rope_forward
 from .transformer.swiglu import swiglu_backward, swiglu_forward
+from .window import window_forward
 
 __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_backward", "attention_forward",
            "avgpool_backward", "avgpool_forward", "bias_add_backward", "bias_add_forward", "bias_gelu_backward",
@@ -76,7 +77,7 @@ __all__ = ["Pair", "adaln_backward", "adaln_forward", "add_forward", "attention_
            "rmsnorm_backward", "rmsnorm_forward", "scale_shift_backward", "scale_shift_forward", "silu_backward",
            "silu_forward", "softmax_backward", "softmax_forward", "swiglu_backward",
            "swiglu_forward", "timestep_embedding_forward", "unpatchify_backward", "unpatchify_forward",
-           "upsample_backward", "upsample_forward", "weigh_forward"]
+           "upsample_backward", "upsample_forward", "weigh_forward", "window_forward"]
 __all__ += extensions.entries("kernel_names")
 
 

@@ -46,10 +46,12 @@ def load_state_dict(path, weights="ema"):
     return read_weights(path, weights)[0]
 
 
-def read_weights(path, weights="ema"):
+def read_weights(path, weights="ema", whole=False):
     """(state dict as from `load_state_dict`, what else the file says): options of the model, for the diffusion its
     options ("diffusion") or a table ("betas", "alphas_cumprod"), under "training" what `TRAINED` has, and under
     "broken" what of these numdiff has written and is damaged now, in words.
+
+    whole: keep all tensors under their own names, also those of other models than the diffusion's
     """
     if weights not in ("ema", "raw"):
         raise UsageError(f"unknown weights {weights!r}: use ema or raw.")
@@ -59,6 +61,8 @@ def read_weights(path, weights="ema"):
             raise NumdiffError("it is a folder; give a file")
         with open_regular(path) as raw, io.BufferedReader(raw) as file:
             state_dict, options = _read(path, file, weights)
+        if whole:
+            return state_dict, options
         state_dict, tables = weights_of_model(state_dict, weights)
         renamed, more = canonical_names(state_dict)
     except FileNotFoundError:

@@ -41,7 +41,7 @@ from .embeddings import class_dropout, embedding, timestep_embedding
 from .feed_forward import bias_gelu, gates_products, mlp, swiglu_mlp
 from .losses import hybrid_loss, mse
 from .modulation import adaln, gate, gate_adaln, layer_scale
-from .movement import avgpool, chunk, columns, concat, pair, patchify, reshape, unpatchify, upsample
+from .movement import avgpool, chunk, columns, concat, pair, patchify, reshape, unpatchify, upsample, window
 from .norms import group_norm, layer_norm, rms_norm, softmax
 from .products import linear, linear_group, linear_stack, matmul, stack_columns, stacks, together
 
@@ -50,7 +50,7 @@ __all__ = ["adaln", "add", "add_constant", "attention", "avgpool", "bias_gelu", 
            "gates_products", "gelu", "group_norm", "hybrid_loss", "layer_norm", "layer_scale", "linear",
            "linear_group", "linear_stack", "matmul", "mlp", "mse", "pair", "patchify", "qk_norm_rope", "reshape",
            "rms_norm", "scale_shift", "silu", "softmax", "stack_columns", "stacks", "swiglu", "swiglu_mlp",
-           "timestep_embedding", "together", "unpatchify", "upsample", "weigh"]
+           "timestep_embedding", "together", "unpatchify", "upsample", "weigh", "window"]
 
 # Names, signatures and docstrings stay those of the imports above, which is what editors and type checkers read.
 globals().update({name: checked(globals()[name]) for name in __all__})

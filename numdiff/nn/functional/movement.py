@@ -69,6 +69,13 @@ def avgpool(x: Tensor) -> Tensor:
                   lambda dy, before: (K.avgpool_backward(dy, residual=before),), adds=True)
 
 
+def window(x: Tensor, row: int, column: int, height: int, width: int) -> Tensor:
+    """The pixels of x (B, H, W, C) from (row, column) on, (B, height, width, C); 0 outside of x: it pads and crops."""
+    _, H, W, _ = x.shape
+    return record("window", K.window_forward(x.data, row, column, height, width), (x,),
+                  lambda dy: (K.window_forward(dy, -row, -column, H, W),))
+
+
 def upsample(x: Tensor) -> Tensor:
     """Every pixel twice in each direction."""
     result = record("upsample", K.upsample_forward(x.data), (x,), lambda dy: (K.upsample_backward(dy),))
