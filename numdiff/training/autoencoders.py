@@ -57,7 +57,7 @@ def load_autoencoder(path, device="auto", precision="auto"):
 
 
 def find_folder(path):
-    """diffusers' folder of an autoencoder that a path means: itself, or `vae` in that of a pipeline; None for others."""
+    """diffusers' folder of an autoencoder that a path means: itself, or `vae` in a pipeline's; None for others."""
     path = pathlib.Path(path)
     inside = path / KIND if (path / PIPELINE).is_file() else path
     if not (inside / CONFIG).is_file():

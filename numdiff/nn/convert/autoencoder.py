@@ -115,7 +115,7 @@ def public_arrays(arrays):
 
 
 def guess_autoencoder_options(state_dict):
-    """Options of the `Autoencoder` whose weights a state dict under the public names has; a `NumdiffError` if it is none.
+    """Options of the `Autoencoder` whose weights a state dict has, under the public names; a `NumdiffError` for others.
     """
     def shape(name):
         if name not in state_dict:
