@@ -57,14 +57,16 @@ class Writer:
         if len(self._waiting) == CHUNK:
             self._flush()
 
-    def finish(self, classes):
-        """Write the rest, sync it, and rename the file."""
+    def finish(self, classes, attributes=None):
+        """Write the rest, sync it, and rename the file. attributes: {name: text} of the file."""
         self._flush()
         with self._writing():
             if classes is not None:
                 smallest = np.min_scalar_type(max(len(classes) - 1, 0))
                 self._file.create_dataset("labels", data=np.frombuffer(self._labels, np.intc).astype(smallest))
                 self._file.attrs.create("classes", classes, dtype=h5py.string_dtype())
+            for name, text in (attributes or {}).items():
+                self._file.attrs.create(name, [text], dtype=h5py.string_dtype())
             if self._names:
                 self._file.create_dataset("names", data=self._names, dtype=h5py.string_dtype())
             self._file.close()
