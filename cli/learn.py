@@ -105,7 +105,8 @@ def list_puzzles(puzzles, known):
     from numdiff.lessons.chapter import chapters
 
     for number, chapter in chapters().items():
-        click.echo(f"chapter {number}  {chapter.title} (puzzles {', '.join(map(str, chapter.puzzles))})")
+        named = f" (puzzles {', '.join(map(str, chapter.puzzles))})" if chapter.puzzles else ""
+        click.echo(f"chapter {number}  {chapter.title}{named}")
     click.echo()
     width = len(str(max(puzzles)))
     for number, puzzle in puzzles.items():

@@ -98,7 +98,8 @@ def draw_bars(axes, values, unit, best=None):
     axes.grid(False, axis="y")
     for place, number in zip(places, numbers, strict=True):
         share = f"  {100 * number / best[1]:.0f} %" if best else ""
-        axes.annotate(f"{number:,.4g}{share}", (number, place), (5, 0), textcoords="offset points", va="center",
+        value = f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+        axes.annotate(f"{value}{share}", (number, place), (5, 0), textcoords="offset points", va="center",
                       color=INK, fontsize=9)
     if best:
         axes.axvline(best[1], color=COLOURS[1], linewidth=1.2, linestyle=(0, (5, 3)))

@@ -177,8 +177,7 @@ def chapter_pages():
             buttons = (f"[Open in Colab](https://colab.research.google.com/github/{name}/blob/gh-pages/{path}.ipynb)"
                        f"{{ .md-button .md-button--primary }} {buttons}")
         for cell, printed, drawn_here in chapter.run():
-            text.append(f"```python\n{cell.text}\n```" if cell.code else re.sub(
-                r"`numdiff/kernels/([\w/]+)\.py`", kernel_link, cell.text))
+            text.append(f"```python\n{cell.text}\n```" if cell.code else prose_of(cell))
             if len(text) == 1:
                 text.append(f"{buttons}\n\nOr write it into a folder: `numdiff learn --chapter {number}`.")
             if printed:
@@ -190,6 +189,13 @@ def chapter_pages():
         page(f"{path}.md", "\n\n".join(text) + "\n")
         lines.append(f"    * [{number}. {chapter.title}]({path}.md)")
     return lines
+
+
+def prose_of(cell):
+    """A cell's text for the site: a line of puzzles becomes a box, and files of kernels link to their pages."""
+    box = r'!!! tip "\g<0>"\n\n    `numdiff learn \1` opens the first of them.'
+    text = re.sub(r"^Puzzles?: (\d+).*", box, cell.text, flags=re.MULTILINE)
+    return re.sub(r"`numdiff/kernels/([\w/]+)\.py`", kernel_link, text)
 
 
 def kernel_link(found):

@@ -7,6 +7,7 @@
 import ast
 import contextlib
 import functools
+import importlib
 import io
 import json
 import linecache
@@ -14,6 +15,8 @@ import pathlib
 import re
 import types
 from typing import NamedTuple
+
+from threadpoolctl import threadpool_limits
 
 from ..errors import UsageError
 from ..files import write_text
@@ -94,7 +97,12 @@ class Chapter:
         return found
 
     def run(self):
-        """Run the cells one after the other; yields a `Ran` for each."""
+        """Run the cells one after the other, small products on one core; yields a `Ran` for each."""
+        importlib.import_module("numpy")  # whose library has no limit before it is loaded
+        with threadpool_limits(1):
+            yield from self._run()
+
+    def _run(self):
         module = types.ModuleType("__main__")
         module.__file__ = str(self.path)
         for number, cell in enumerate(self.cells):
@@ -109,7 +117,7 @@ class Chapter:
                 exec(compile(ast.Module(body, []), name, "exec"), module.__dict__)
                 value = eval(compile(ast.Expression(last.value), name, "eval"), module.__dict__) if last else None
             picture = getattr(value, "_repr_svg_", None)
-            if value is not None and picture is None:
+            if value is not None and picture is None and not hasattr(value, "_ipython_display_"):
                 printed.write(f"{value!r}\n")
             yield Ran(cell, printed.getvalue(), [picture()] if picture else [])
 

@@ -11,6 +11,7 @@ On a machine with an NVIDIA GPU `run` also launches the kernel there, compares t
 import linecache
 import pathlib
 import tempfile
+import textwrap
 import time
 from typing import NamedTuple
 
@@ -45,6 +46,10 @@ class Boxes(NamedTuple):
     box: tuple
     swizzle: int = 128
 
+    def emulated(self):
+        """The map, for the emulator."""
+        return tensor_map(*self)
+
 
 class Shown:
     """A picture that a notebook shows."""
@@ -67,8 +72,9 @@ class Watch(emulator.Recorder):
         site, _, memory, size, _, _ = key
         source = linecache.getline(*SITES.places[site][1:])
         offsets = np.array([lane[0] if len(lane) else -1 for lane in lanes])
-        address = 0 if getattr(memory, "space", memory) == GLOBAL else memory.address
-        self.seen.append((source, getattr(memory, "space", memory), np.where(offsets < 0, -1, offsets + address), size))
+        space = getattr(memory, "space", memory)
+        address = memory.address if space == SHARED else 0
+        self.seen.append((source, space, np.where(offsets < 0, -1, offsets + address), size))
         super()._take(key, lanes)
 
 
@@ -86,11 +92,14 @@ class Costs:
 
     def __str__(self):
         each = self.transactions / self.requests if self.requests else 0
-        parts = [f"{self.requests:,} requests", f"{self.transactions:,} transactions ({each:.3g} each)",
-                 f"{self.moved:,} bytes moved, {self.needed:,} needed"]
-        if self.shared_requests:
-            parts.append(f"shared memory: {self.shared_requests:,} requests, {self.conflicts:,} bank conflicts")
-        return f"{self.name}: {' · '.join([*parts, f'{self.flops:,} FLOPs'])}"
+        text = (f"{self.name}: {self.requests:,} requests, {self.transactions:,} transactions ({each:.3g} each), "
+                f"{self.moved:,} bytes, {self.needed:,} needed")
+        more = [f"shared memory: {self.shared_requests:,} requests, {self.conflicts:,} bank conflicts"
+                ] * bool(self.shared_requests) + [f"{self.flops:,} FLOPs"] * bool(self.flops)
+        return "\n  ".join([text, *filter(None, ["; ".join(more)])])
+
+    def _ipython_display_(self):
+        """A notebook shows nothing more: `run` has printed it."""
 
 
 def run(kernel, grid, block, *arguments, shared=0):
@@ -112,11 +121,12 @@ def run(kernel, grid, block, *arguments, shared=0):
 
 
 def _emulated(argument):
-    return tensor_map(*argument) if isinstance(argument, Boxes) else argument
+    return argument.emulated() if isinstance(argument, Boxes) else argument
 
 
 def on_card(backend, kernel, grid, block, arguments, before, after, shared=0):
     """One line about a kernel on a device: whether the arrays `before` become those of `after`, and the time."""
+    name = getattr(backend, "device_name", backend.name)
     try:
         arrays = [upload(b, backend) if isinstance(b, np.ndarray) else b for b in before]
         given = [tensor_map(a, *argument[1:]) if isinstance(argument, Boxes) else a
@@ -132,8 +142,8 @@ def on_card(backend, kernel, grid, block, arguments, before, after, shared=0):
         seconds = (time.perf_counter() - begun) / REPEATS
     except Exception as error:  # whatever Numba and the driver say
         first, *_ = str(error).strip().splitlines() or [""]
-        return f"  on {backend.device_name}: does not run there: {type(error).__name__}: {first}"
-    return f"  on {backend.device_name}: {'the same' if right else 'another'} result, {1e6 * seconds:.1f} µs a launch"
+        return f"  on {name}: does not run there: {type(error).__name__}: {first}"
+    return f"  on {name}: {'the same' if right else 'another'} result, {1e6 * seconds:.1f} µs a launch"
 
 
 def faults(kernel, grid, block, *arguments, shared=0):
@@ -144,7 +154,8 @@ def faults(kernel, grid, block, *arguments, shared=0):
     print(f"{kernel.py_func.__name__}: {len(machine.faults) or 'no'} fault{'s' * (len(machine.faults) != 1)}")
     for fault in machine.faults:
         line = advice.line_of(fault, file)
-        print(f"  {fault.kind}. {advice.explain(fault, file)}")
+        print(textwrap.fill(f"{fault.kind}. {advice.explain(fault, file)}", 84, initial_indent="  ",
+                            subsequent_indent="    "))
         if line:
             print(f"    {line} | {linecache.getline(file, line).strip()}")
 
@@ -241,6 +252,12 @@ def timeline(kernel, grid, block, *arguments, shared=0, blocks=1):
     return Shown(tracer.svg(blocks=blocks, width=1000))
 
 
+def ticks(kernel, grid, block, *arguments, shared=0):
+    """The logical time that a run takes: loads, stores and operations of its longest chain of threads and barriers."""
+    tracer = emulator.trace(kernel, grid, block, *map(_emulated, arguments), shared=shared)
+    return max(time for warps in tracer.ends.values() for time in warps.values())
+
+
 def show(picture):
     """A picture of numdiff.emulator.pictures in a notebook."""
     return Shown(picture.svg())
@@ -257,7 +274,11 @@ def drawing(title, x, y, draw, height=4.0):
 
 def bars(title, values, unit):
     """A bar for each name. values: {name: number}"""
-    return drawing(title, unit, "", lambda axes: plots.draw_bars(axes, values, unit), 1.3 + 0.34 * max(len(values), 3))
+    def draw(axes):
+        plots.draw_bars(axes, values, unit)
+        if max(values.values()) >= 1000:
+            plots.whole_numbers(axes.xaxis)
+    return drawing(title, unit, "", draw, 1.3 + 0.34 * max(len(values), 3))
 
 
 # Stored figures -------------------------------------------------------------------------------------------------------
@@ -271,5 +292,9 @@ def stored(function, problem=""):
 
 def measured(function, problem=""):
     """Print what the versions of one of the project's operations take on `CARD`, from numdiff/kernels/figures/."""
+    before = None
     for name, number, row in stored(function, problem):
-        print(f"{CARD}: {function} {name}: {figures.line_of(number, row)}".rstrip())
+        if name != before:
+            print(f"{CARD}, {function}, {name}:")
+        print(f"  {figures.line_of(number, row)}".rstrip())
+        before = name

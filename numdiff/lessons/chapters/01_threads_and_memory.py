@@ -97,8 +97,8 @@ words(costs, "x[i * step]")
 
 # %% [markdown]
 # The picture shows the last run, step 8. Each lane of the warp uses one word of a transaction, and seven others are
-# fetched for nothing. With step 1 the same request is four transactions. An access whose lanes read neighbouring
-# words is *coalesced*.
+# fetched for nothing. With step 1 the same request is four transactions. An access whose lanes read neighbouring words
+# is *coalesced*.
 
 # %% [markdown]
 # ## The order of two indices
