@@ -74,8 +74,8 @@ measured("matmul_first_forward")
 # ## Rung 2: tiles in shared memory
 #
 # Row 5 of A is used by all outputs of row 5, and each thread loads it again. So let a block of 16 × 16 threads load a
-# tile of A and a tile of B once, and let every thread take its products from there. Two barriers: no thread may read the
-# tile before it is complete, and no thread may overwrite it before it has been read.
+# tile of A and a tile of B once, and let every thread take its products from there. Two barriers: no thread may read
+# the tile before it is complete, and no thread may overwrite it before it has been read.
 
 # %%
 @cuda.jit
