@@ -14,6 +14,7 @@ PLACES
     settings          a setting of training runs: the class that has it, in the form of numdiff/settings.py, whose name
                       is the heading
     kernels           a module, or a package of modules, that declares operations (kernels/operation.py)
+    conv2d            a version of the convolution in float32, for who names it (kernels/conv2d/launcher.py)
     kernel_names      a name that `numdiff.kernels` exports, too
     functional        a differentiable operation, a name of `numdiff.nn.functional`
     bench             a subcommand of `numdiff bench`

@@ -36,3 +36,7 @@ register("numdiff.extras.sla",
          kernels={"sla": "kernels"},
          kernel_names={"sla_backward": "kernels:sla_backward", "sla_forward": "kernels:sla_forward"},
          functional={"sparse_linear_attention": "functional:sparse_linear_attention"})
+
+register("numdiff.extras.im2win",
+         conv2d={"im2win": "windows"},
+         kernels={"im2win": "windows"})

@@ -20,17 +20,18 @@ import math
 
 import numpy as np
 
+from .. import extensions
 from ..device import is_device
 
 WIDE = {"naive": 1, "vectorised": 2}  # a thread an element (a backward: a column); four, by 16-byte loads and stores
 CONV2D = {"direct": 1, "im2col": 2, "implicit-gemm": 3, "narrow": 3, "mma": 4, "tf32": 4, "hopper-columns": 5,
-          "hopper": 6, "im2win": 7}
+          "hopper": 6, **{name: 7 + i for i, name in enumerate(extensions.entries("conv2d"))}}
 # Of names that share a number: the operands' type that each is for.
 FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and bfloat16", "implicit-gemm": "float32"}
 
 # {operation: {name: number}}, a backward only where its versions are not its forward's
 NAMES = {
-    **dict.fromkeys(("im2col", "im2win"), WIDE),
+    "im2col": WIDE,
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
     "flash_attention": {"naive": 1, "register-tiled": 2, "mma": 3, "tf32-bf16": 4, "hopper": 5},
 }

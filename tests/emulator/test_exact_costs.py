@@ -11,6 +11,7 @@ import pytest
 
 from numdiff.device import upload
 from numdiff.extras.convnext import depthwise
+from numdiff.extras.im2win import windows as im2win
 from numdiff.extras.post_hoc_ema import power_ema
 from numdiff.kernels import attention as flash_attention
 from numdiff.kernels import (
@@ -24,7 +25,7 @@ from numdiff.kernels import (
     rmsnorm,
     scale_shift,
 )
-from numdiff.kernels.conv2d import im2col, im2win
+from numdiff.kernels.conv2d import im2col
 from numdiff.kernels.diffusion import ahead, class_dropout, images, mse, q_sample, sampler, vlb
 from numdiff.kernels.operation import kernel_modules
 from numdiff.kernels.optimizer import ema, grad_norm, step_state, telemetry, zero_ranges

@@ -31,8 +31,9 @@ IN_REGISTERS = ("groupnorm.clusters.", "groupnorm.one_pass", "layernorm.", "rmsn
                 "numdiff.extras.post_hoc_ema.power_ema.")
 ORDERS = {"nn", "nt", "tn", "tt"}  # words of kernels' names, as `covering` reads them
 # files whose kernels take most of the time: they are unrolled, or many
-LONG = ("attention.", "conv2d.im2win.", "conv2d.implicit", "conv2d.tf32.", "fuse.chain.", "groupnorm.", "layernorm.",
-        "linear_group.", "matmul.register_tiles.", "matmul.vectorised.", "quantise.", "rmsnorm.", "transformer.adaln.",
+LONG = ("attention.", "conv2d.implicit", "conv2d.tf32.", "fuse.chain.", "groupnorm.", "layernorm.", "linear_group.",
+        "numdiff.extras.im2win.", "numdiff.extras.sla.",
+        "matmul.register_tiles.", "matmul.vectorised.", "quantise.", "rmsnorm.", "transformer.adaln.",
         "transformer.gate", "transformer.qk_norm_rope.")
 SWITCHES = {"bf16", "pair", "promoted", "eight", "rms", "weighted", "unshifted", "gate"}
 LATER = (8, 6), (8, 9), (12, 0)  # cards that run what is compiled for 8.0, with fewer bytes of shared memory

@@ -1,6 +1,7 @@
 """Problems of convolutions."""
 from ...kernels import conv2d
-from ...kernels.conv2d import im2col, im2win
+from ...kernels.conv2d import im2col
+from ...kernels.conv2d.launcher import OTHERS
 from ..kernels import conv2d_input_gradient, conv2d_weight_gradient
 from .problem import IMAGE, PIXELS, SIDE, B, C, half, single
 
@@ -8,15 +9,14 @@ from .problem import IMAGE, PIXELS, SIDE, B, C, half, single
 def add_problems(add):
     add(im2col.im2col_forward, x=half(B, SIDE, SIDE, C), kernel=3)
     add(im2col.im2col_backward, dcol=half(B, SIDE, SIDE, 3, 3, C), x_shape=(B, SIDE, SIDE, C), kernel=3)
-    add(im2win.im2win_forward, x=single(B, SIDE, SIDE, C), kernel=3)
     x, weight = single(B, SIDE, SIDE, C), single(C, 3, 3, C)
     add(conv2d.conv2d_forward,
-        versions=(1, 2, 3, 7), x=x, weight=weight)
+        versions=(1, 2, 3, *OTHERS), x=x, weight=weight)
     add(conv2d.conv2d_forward, versions=(4,), precision="tf32", x=x, weight=weight)
-    add(conv2d_input_gradient, versions=(2, 3, 7), dy=x,
+    add(conv2d_input_gradient, versions=(2, 3, *OTHERS), dy=x,
         weight=weight, x=x, stride=1)
     add(conv2d_weight_gradient,
-        versions=(2, 3, 7), dy=x, x=x, dweight=weight, stride=1)
+        versions=(2, 3, *OTHERS), dy=x, x=x, dweight=weight, stride=1)
     add(conv2d_weight_gradient, versions=(4,), precision="tf32", dy=x, x=x, dweight=weight, stride=1)
     add(conv2d.conv2d_forward, versions=(3,), x=x, weight=single(3, 3, 3, C))
     add(conv2d_weight_gradient, versions=(3,), dy=x, x=PIXELS, dweight=single(C, 3, 3, 3), stride=1)

@@ -9,7 +9,6 @@
     flip.py              the weight of an input gradient
     implicit.py      v3  the matrix is gathered while loading and never written
     implicit_weight_gradient.py  v3  the same for dweight: pixels are the inner dimension
-    im2win.py        v7  the windows along a row written once, and overlapping: a rung off the ladder
     narrow.py        v3  three channels: one thread a pixel
     mma.py           v4  float16 on the tensor cores of sm_80 and later
     mma_halo.py      v4  3 × 3 taps of stride 1: one tile of pixels with its halo serves all nine

@@ -12,7 +12,7 @@ WHAT A THREAD KNOWS
 LAUNCH, DETERMINISM, COST, SOURCE
     as implicit.py
 READ NEXT
-    im2win.py, which writes a part of the matrix and has the shorter loop for it; narrow.py, for when the tiles would
+    narrow.py, for when the tiles would
     be nearly empty.
 """
 from ...device import cuda, empty, float32, int32, launch, store4

@@ -10,7 +10,7 @@ VERSIONS
        64 × 64 run at 36 TFLOP/s, 256 to 128 channels at 32 × 32 at 39.
     v4 tf32: where the device's switch `tf32` is on: implicit GEMM on tensor cores by mma.sync, operands rounded to tf32
        (tf32/), sm_80 and later.
-    v7 im2win: only by its name: windows that overlap in memory (im2win.py).
+    v7 im2win: an extension's, only by its name: windows that overlap in memory (extras/im2win/windows.py).
     In float16 and bfloat16 (sums in float32, the result rounded once; dweight and dbias float32):
     v1 as above, converting what it loads; v3 narrow: where one side has up to 8 channels (narrow_half/).
     v4 mma: implicit GEMM on tensor cores by mma.sync, sm_80 and later, strides too (mma.py).
@@ -27,6 +27,7 @@ import math
 
 import numpy as np
 
+from ... import extensions
 from ...device import empty, fill_zero, is_device
 from ...dtypes import HALVES, is_half
 from ...errors import TooManyElementsError
@@ -37,7 +38,7 @@ from ..elementwise import add_forward
 from ..linear import linear_backward, linear_forward
 from ..reduce import column_sum
 from ..side_stream import made_on_side_stream, on_side_stream
-from ..versions import capped, label, versions_by_name
+from ..versions import CONV2D, capped, label, versions_by_name
 from .cpu import conv2d_backward_cpu, conv2d_forward_cpu
 from .direct import (
     columns_forward,
@@ -52,7 +53,6 @@ from .hopper import convolution as conv2d_hopper
 from .hopper.convolution import hopper_forward, hopper_input_gradient
 from .hopper.weight_gradient import hopper_weight_gradient
 from .im2col import output_size
-from .im2win import windows_forward, windows_input_gradient, windows_weight_gradient
 from .implicit import implicit_forward
 from .implicit_weight_gradient import implicit_weight_gradient
 from .mma import mma_forward, mma_input_gradient, mma_supports, mma_weight_gradient
@@ -69,7 +69,15 @@ from .tf32.launcher import tf32_chosen, tf32_forward, tf32_input_gradient, tf32_
 
 PREFERRED = 3, 6, 5, 4, 1  # of the float16 versions, the fastest first
 WORTH_STATISTICS = 8 << 20  # bytes of a result: GroupNorm gains less on a smaller one than they cost
-VERSIONS = {np.dtype(np.float32): (1, 2, 3, 4, 7), **dict.fromkeys(HALVES.values(), (1, 3, 4, 5, 6))}
+OTHERS = tuple(CONV2D[name] for name in extensions.entries("conv2d"))  # versions of extensions, in float32
+VERSIONS = {np.dtype(np.float32): (1, 2, 3, 4, *OTHERS), **dict.fromkeys(HALVES.values(), (1, 3, 4, 5, 6))}
+
+
+def _other(version):
+    """An extension's module: forward(x, weight, bias, y, stride), input_gradient(dy, weight, dx, stride) and
+    weight_gradient(dy, x, dweight, stride, accumulate), on checked arrays of a device."""
+    name = next(name for name in extensions.entries("conv2d") if CONV2D[name] == version)
+    return extensions.find("conv2d", name, f"version {version} ({name})")
 
 
 def _check(x, weight, stride, version):
@@ -182,8 +190,8 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
         return y if residual is None else add_forward(y, residual)
     if version == 2:
         return columns_forward(x, weight, bias, y.shape, stride)
-    if version == 7:
-        return windows_forward(x, weight, bias, y, stride)
+    if version in OTHERS:
+        return _other(version).forward(x, weight, bias, y, stride)
     if version == 1:
         direct_forward(x, weight, bias, channel, residual, y, stride)
     elif n <= NARROW:
@@ -317,8 +325,8 @@ def _weight_gradient(dy, x, dweight, stride, version, accumulate=True):
         direct_weight_gradient(dy, x, _to_add_to(dweight, accumulate), stride)
     elif version == 2:
         columns_weight_gradient(dy, x, dweight, stride, accumulate)
-    elif version == 7:
-        windows_weight_gradient(dy, x, dweight, stride, accumulate)
+    elif version in OTHERS:
+        _other(version).weight_gradient(dy, x, dweight, stride, accumulate)
     elif dweight.shape[0] <= NARROW:
         narrow_weight_gradient(dy, x, dweight, stride, accumulate)
     else:
@@ -330,8 +338,8 @@ def _input_gradient(dy, weight, x, stride, version):
         return tf32_input_gradient(dy, weight, empty(x.shape, x.dtype, like=x))
     if version == 1:
         return direct_input_gradient(dy, weight, empty(x.shape, x.dtype, like=x), stride)
-    if version == 7:
-        return windows_input_gradient(dy, weight, empty(x.shape, x.dtype, like=x), stride)
+    if version in OTHERS:
+        return _other(version).input_gradient(dy, weight, empty(x.shape, x.dtype, like=x), stride)
     if version == 2 or stride > 1:
         return columns_input_gradient(dy, weight, x.shape, stride)
     return conv2d_forward(dy, flipped_weight(weight), version=3)

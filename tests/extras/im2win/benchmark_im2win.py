@@ -1,8 +1,8 @@
 """The twelve layers of the im2win paper: microseconds and bytes of im2col, im2win, implicit GEMM and cuDNN, in float32.
 
-    python -m tests.kernels.benchmark_im2win                           every layer, forward, the paper's batch of 128
-    python -m tests.kernels.benchmark_im2win --batch 32 --only conv9   fewer images, one layer
-    python -m tests.kernels.benchmark_im2win --no-check --passes forward dgrad wgrad   the gradients, too, in a minute
+    python -m tests.extras.im2win.benchmark_im2win                    every layer, forward, batch 128 as in the paper
+    python -m tests.extras.im2win.benchmark_im2win --batch 32 --only conv9   fewer images, one layer
+    python -m tests.extras.im2win.benchmark_im2win --no-check --passes forward dgrad wgrad   the gradients, too
 
 The table is Markdown. Without a GPU it has the bytes alone, which follow from the sizes: of x, and of what im2col and
 im2win write in addition (implicit GEMM writes nothing). The layers are those of the paper's code, with one difference:
@@ -23,9 +23,9 @@ import numpy as np
 from numdiff.device import download, empty, get_gpu, synchronize, upload, why_no_gpu, zeros
 from numdiff.device.planned import Planned, card_of
 from numdiff.errors import TooManyElementsError
+from numdiff.extras.im2win.windows import im2win_bytes
 from numdiff.kernels.conv2d import conv2d_backward_reference, conv2d_forward_cost, conv2d_forward_reference, launcher
 from numdiff.kernels.conv2d.im2col import im2col_forward_cost, output_size
-from numdiff.kernels.conv2d.im2win import im2win_bytes
 from numdiff.training.compiling import compile_ahead
 from tests.kernels import benchmark_half_conv as timing
 

@@ -43,22 +43,20 @@ SOURCE
     Lu, Chu, Guo and Liu 2023, "Im2win: An Efficient Convolution Paradigm on GPU", arXiv:2306.14316, section 3; with
     channels innermost: Fu et al. 2024, arXiv:2408.00278.
 READ NEXT
-    narrow.py, for when the tiles would be nearly empty.
+    kernels/conv2d/narrow.py, for when the tiles would be nearly empty.
 """
 from typing import NamedTuple
 
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, is_device, launch, load4, store4
+from ...device import cuda, empty, float32, int32, launch, load4, store4
 from ...device.specialise import specialise
 from ...errors import TooManyElementsError
-from ..batch_invariance import nominal_extent
-from ..common import divide
-from ..matmul.vectorised import STEP, multiply, no_products
-from ..versions import versions_by_name
-from .flip import flipped_weight
-from .im2col import output_size
-from .tiles import (
+from ...kernels.batch_invariance import nominal_extent
+from ...kernels.common import divide
+from ...kernels.conv2d.flip import flipped_weight
+from ...kernels.conv2d.im2col import output_size
+from ...kernels.conv2d.tiles import (
     BY_FOUR,
     LANES,
     ROW,
@@ -77,6 +75,9 @@ from .tiles import (
     write_columns,
     write_outputs,
 )
+from ...kernels.matmul.vectorised import STEP, multiply, no_products
+from ...kernels.operation import Version, lacks_multiple, operation
+from ...kernels.problem import Problem, single
 
 BLOCK = 256  # threads
 
@@ -348,24 +349,12 @@ def _transform(x, outputs, kernel, stride, pad, spread=1, version=None):
         raise TooManyElementsError(f"im2win of {tuple(x.shape)} has too many elements for 32-bit indices: split the "
                                    "batch")
     if version is None:
-        version = 2 if c % 4 == 0 and x.offset % 16 == 0 else 1
-    if version == 2 and c % 4:
-        raise ValueError(f"version 2 (vectorised) moves four channels at a time, and {c} is not a multiple of 4; use "
-                         "version=1")
+        version = 2 if _lacks_fours(x) is None else 1
     win = empty(shape, like=x)
     threads = win.size if version == 1 else win.size // 4
     launch(im2win_forward_kernel_v1 if version == 1 else im2win_forward_kernel_v2, -(-threads // BLOCK), BLOCK,
            x.reshape(-1), win.reshape(-1), Layout(h, w, c, ho, columns, kernel, stride, pad, spread))
     return win
-
-
-@versions_by_name
-def im2win_forward(x, kernel, stride=1, version=None):
-    """The windows of x (B, H, W, C) along each output row (B, Ho, columns, kernel, C), as a new array."""
-    if not is_device(x):
-        return im2win_forward_reference(x, kernel, stride)
-    outputs = [output_size(n, stride) for n in x.shape[1:3]]
-    return _transform(x, outputs, kernel, stride, kernel // 2, version=version)
 
 
 def filters(weight):
@@ -393,14 +382,14 @@ def _multiply(win, weight, bias, y, stride):
         add_parts(out, y, accumulate=False)
 
 
-def windows_forward(x, weight, bias, y, stride):
-    """y = conv2d(x, weight) + bias, for arrays that launcher.py has checked; so are those of the two below."""
+def forward(x, weight, bias, y, stride):
+    """y = conv2d(x, weight) + bias, for arrays that the launcher has checked; so are those of the two below."""
     kernel = weight.shape[1]
     _multiply(_transform(x, y.shape[1:3], kernel, stride, kernel // 2), weight, bias, y, stride)
     return y
 
 
-def windows_input_gradient(dy, weight, dx, stride):
+def input_gradient(dy, weight, dx, stride):
     """dx, by windows of dy."""
     kernel = weight.shape[1]
     win = _transform(dy, dx.shape[1:3], kernel, 1, kernel // 2, spread=stride)
@@ -408,7 +397,7 @@ def windows_input_gradient(dy, weight, dx, stride):
     return dx
 
 
-def windows_weight_gradient(dy, x, dweight, stride, accumulate=True):
+def weight_gradient(dy, x, dweight, stride, accumulate=True):
     """dweight += the gradient, or = it."""
     (b, ho, wo, n), kernel, c = dy.shape, dweight.shape[1], x.shape[3]
     win = _transform(x, (ho, wo), kernel, stride, kernel // 2)
@@ -433,3 +422,22 @@ def im2win_bytes(B, H, W, C, kernel, stride=1):
 def im2win_forward_cost(B, H, W, C, kernel, stride=1):
     """(bytes, FLOPs): x is read once from memory (the caches serve its neighbours' reads), win is written."""
     return 4 * B * H * W * C + im2win_bytes(B, H, W, C, kernel, stride), 0
+
+
+# Operation ------------------------------------------------------------------------------------------------------------
+
+def _lacks_fours(x):
+    """None if four channels can be moved at a time."""
+    if x.offset % 16:
+        return "moves 16 bytes at a time, and these numbers begin elsewhere"
+    return lacks_multiple(4, x.shape[-1], "channels")
+
+
+@operation(reference=lambda x, kernel, stride=1: im2win_forward_reference(x, kernel, stride), cost=im2win_forward_cost,
+           exact_bytes=True, versions=[Version("naive"), Version("vectorised", fits=_lacks_fours)],
+           problems=[Problem(x=single(1, 4, 5, 4), kernel=3, stride=2),
+                     Problem(x=single(32, 64, 64, 64), kernel=3, measured=True)])
+def im2win_forward(x, kernel, stride=1, version=None):
+    """The windows of x (B, H, W, C) along each output row (B, Ho, columns, kernel, C), as a new array."""
+    outputs = [output_size(n, stride) for n in x.shape[1:3]]
+    return _transform(x, outputs, kernel, stride, kernel // 2, version=version.number)

@@ -8,12 +8,12 @@ import pytest
 from numdiff.device.emulator import get_emulator
 from numdiff.device.planned import CARDS
 from numdiff.errors import TooManyElementsError
+from numdiff.extras.im2win import windows as M
 from numdiff.kernels import conv2d as C
-from numdiff.kernels.conv2d import im2win as M
 from numdiff.kernels.conv2d import launcher
 from numdiff.kernels.conv2d.im2col import im2col_forward_cost, im2col_forward_reference
 from tests.conftest import exhaustive, numerical_gradient, on, quick, relative_error, shapes, versions, where
-from tests.kernels import benchmark_im2win
+from tests.extras.im2win import benchmark_im2win
 
 KINDS = [(1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (5, 2), (5, 3), (3, 4)]  # kernel, stride
 # B, H, W, C_in, C_out, kernel, stride; small enough for the emulator, but for the last
