@@ -33,11 +33,10 @@ FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and 
 NAMES = {
     "im2col": WIDE,
     **dict.fromkeys(("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient"), CONV2D),
-    "flash_attention": {"naive": 1, "register-tiled": 2, "mma": 3, "tf32-bf16": 4, "hopper": 5},
 }
 
 # What `at_most` knows
-CEILED = {**NAMES, "epilogue": {"apart": 0, "fused": 1}, "flash_attention": {"unfused": 0, **NAMES["flash_attention"]}}
+CEILED = {**NAMES, "epilogue": {"apart": 0, "fused": 1}, "flash_attention": {"unfused": 0}}
 _asking = set(CEILED) - set(NAMES)  # operations whose launchers call `capped`
 _ceilings = {}  # {operation: highest version that launchers choose by themselves}; empty but within `at_most`
 
@@ -49,7 +48,7 @@ def declare(operation, numbers, has_ceiling=True):
     """
     NAMES[operation] = numbers
     if has_ceiling:
-        CEILED[operation] = numbers
+        CEILED[operation] = CEILED.get(operation, {}) | numbers
         _asking.add(operation)
 
 

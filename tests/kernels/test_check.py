@@ -45,17 +45,6 @@ VERSIONS = [(case, version) for case in checking.CASES for version in case.versi
 
 # "name: label vVERSION" of cases of which others have each part: for them the emulator's time is too long
 REPEATED = re.compile("|".join((
-    # two tiles of queries; those of keys are seen with T 65. Other cases have both layouts and these head sizes
-    r"flash_attention.*: .*T 66.*", r"flash_attention(_backward)?: (new, HS 32|legacy, HS 64), T 3.* v[24]",
-    r"flash_attention: legacy, HS (64|72), T 2.* v2",
-    r"flash_attention(_backward)?: float16, new, HS 32, T 3.* v5", r"flash_attention_backward: new, HS 72, .* v2",
-    r"flash_attention_backward: float16, legacy, HS 64, .*(64 keys.* v[15]|256 keys.* v3)",
-    r"flash_attention_backward: ((b?float16, )?new, HS 32|legacy, HS 64|float16, new, HS 72), T 3.* v1",
-    r"flash_attention_backward: float16, (new, HS 32|legacy, HS 64), T 3, 64 keys.* v3",  # bfloat16 has HS 32
-    r"flash_attention_backward: float16, legacy, HS 32, T 3, 256 keys.* v3", r"flash_attention: legacy, HS 32, T 2.*",
-    r"flash_attention_backward: float16, legacy, HS 72, T 3, 256 keys.* v3",
-    r"flash_attention: float16, legacy, HS 64, T 3, .* v5", r"flash_attention: float16, new, HS 32, T 3, 64 queries v3",
-    r"flash_attention: float16, legacy, HS (32|64|72), T 3, 128 queries v3",
     r"matmul_level: 256 × 512 × 128 v4",  # v5 has two tiles a block, too
     # the tiles with other taps, with statistics or forward
     r"conv2d: float16, tile \((64, .|96, .|128, 1)\), 1 × 1.*", r"conv2d: float16, tile \((64|96), 1\), 3 × 3, 3.*",
@@ -69,21 +58,16 @@ REPEATED = re.compile("|".join((
     r"conv2d_weight_gradient: float16, (any kernel|tile of (16|64), 64 |tile of \d\d, 256 |tile of 32, ).*",
     r"conv2d_weight_gradient: bfloat16, tile of 16, 128 .*", r"conv2d(_backward)?: wide, stride 2 v3",
     r"conv2d(_backward)?: (3×3 v[237]|odd v3|(1×1, wide|5×5, stride 2) v7)", r"conv2d_backward: (odd|in parts) v7",
-    r"conv2d_backward: tf32, (.*in parts|tile \(256, 64\)) v4", r"flash_attention: new, HS 72, T 3, 4 warps v4")))
+    r"conv2d_backward: tf32, (.*in parts|tile \(256, 64\)) v4")))
 
 
-# …but those of them that alone reach some statement of a kernel's text, the branch of a constant: a head size that is
-# no multiple of 16, a filter's tile of 32 columns, a cluster of one block; and shares of a cluster's sums that are more
-# than two vectors
-ALONE = re.compile("|".join((
-    r"flash_attention: legacy, HS (72, T 2|32, T 66), 2 warps v2", r"flash_attention_backward: new, HS 72, T 3, .* v2",
-    r"flash_attention_backward: float16, legacy, HS 72, T 3, 256 keys, .* v3",
-    r"flash_attention_backward: legacy, HS 32, T 66, chunks .* v2",  # sums of chunks
-    r"conv2d_weight_gradient: float16, tile of 32, (256 pixels, 1 parts|64 pixels, 4 parts), . blocks a cluster vNone"
-)))
+# …but those of them that alone reach some statement of a kernel's text, the branch of a constant: a filter's tile of 32
+# columns, a cluster of one block; and shares of a cluster's sums that are more than two vectors
+ALONE = re.compile(
+    r"conv2d_weight_gradient: float16, tile of 32, (256 pixels, 1 parts|64 pixels, 4 parts), . blocks a cluster vNone")
 
 # cases that run in one order only: they are long, and others have what two orders could show
-ONCE = re.compile(r"(flash_attention|linear_stack|linear_gradients|conv2d_level|matmul_level|depthwise)\w*: .*|"
+ONCE = re.compile(r"(linear_stack|linear_gradients|conv2d_level|matmul_level|depthwise)\w*: .*|"
                   r".*: .*bfloat16.*")  # float16 has both orders
 # …and cases that are compiled (test_compile_logs.py), not run: only constants differ; `numdiff kernels check` has them
 COMPILED = re.compile(r"depthwise_input_gradient: (3×3 float16, (3|17)|5×5 float16, (3|29)|7×7 float16, (17|29)) rows, "

@@ -15,6 +15,7 @@
     tf32_bf16.py           float32 on the tensor cores: a product of tf32, and one of bfloat16 for what that leaves out
     forward_tf32_bf16.py   v4 tf32-bf16: v3 in float32
     backward_tf32_bf16.py  v4 tf32-bf16: likewise
+    problems.py            what the check, the tests and the benchmark run
     launcher.py        which of them runs
 
 

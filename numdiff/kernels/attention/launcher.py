@@ -14,6 +14,7 @@ SOURCE
 READ NEXT
     ../transformer/adaln.py, what stands around attention in a DiT's block.
 """
+import functools
 import itertools
 import math
 
@@ -22,12 +23,12 @@ import numpy as np
 from ...device import empty, is_device, launch
 from ...device.half import in_bfloat16
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, WARP, multiprocessors_of, shared_limit
-from ...device.requires import supports
 from ...device.specialise import Variants
-from ...dtypes import is_half
+from ...dtypes import HALVES, is_half
 from ...errors import TooManyElementsError
 from ..batch_invariance import nominal_extent
-from ..versions import capped, label, versions_by_name
+from ..operation import Version, operation
+from ..versions import capped
 from . import (
     backward,
     backward_half,
@@ -41,7 +42,13 @@ from . import (
 from .backward_hopper import kernel as backward_hopper
 from .forward import LOG2_E
 from .patches import KEYS
-from .reference import flash_attention_backward_reference, flash_attention_forward_reference
+from .problems import problems
+from .reference import (
+    flash_attention_backward_cost,
+    flash_attention_backward_reference,
+    flash_attention_forward_cost,
+    flash_attention_forward_reference,
+)
 from .unfused import check
 
 HEAD_SIZES = 32, 64, 72
@@ -114,20 +121,51 @@ def choose_tile(HS, T, limit):
     return None if not fit else fit[0] if T <= KEYS else fit[-1]
 
 
-def fitting(version, HS, array):
-    """Whether both passes of a version run on the array's device."""
-    limit = shared_limit(array)
-    if HS in WIDE_HEADS and version != 3:
-        return False
-    if version == 2:
-        return 4 * backward.shared_floats(HS) <= limit
-    if version == 5:
-        return supports(array, forward_hopper.forward_kernels_v5)
-    if not supports(array, forward_kernels_v3, forward_kernels_v4):
-        return version == 1
-    if version == 3:
-        return choose_tile(HS, KEYS, limit) is not None
-    return version == 1 or backward_tf32_bf16.shared_bytes(HS) <= limit
+# Which version runs ---------------------------------------------------------------------------------------------------
+
+def _head_size(qkv, heads):
+    return qkv.shape[2] // (3 * heads)
+
+
+def _lacks_small_heads(HS):
+    return None if HS in HEAD_SIZES else f"has heads of 32, 64 and 72 channels, not {HS}"
+
+
+def _lacks_memory(HS, nbytes, limit):
+    if nbytes <= limit:
+        return None
+    return f"needs more shared memory for heads of {HS} channels than a block may have on this device"
+
+
+def _register_tiled_lacks(HS, limit):
+    return _lacks_small_heads(HS) or _lacks_memory(HS, 4 * backward.shared_floats(HS), limit)
+
+
+def _mma_lacks(HS, limit):
+    return None if choose_tile(HS, KEYS, limit) else _lacks_memory(HS, math.inf, limit)
+
+
+def _tf32_bf16_lacks(HS, limit):
+    return _lacks_small_heads(HS) or _lacks_memory(HS, backward_tf32_bf16.shared_bytes(HS), limit)
+
+
+def _versions(*arrays):
+    """[Version] of a direction, which have the same needs. arrays: names of its arrays but qkv"""
+    def fitting(lacks):
+        def fits(qkv, heads, *others):
+            if any(a.offset % 16 for a in (qkv, *others)):
+                return "moves 16 bytes at a time, and an array starts in between"
+            return lacks(_head_size(qkv, heads), shared_limit(qkv))
+        return {"of": ("qkv", "heads", *arrays), "fits": fits, "ladder": "flash_attention"}
+
+    single, halves = ("float32",), tuple(HALVES)
+    return [Version("naive", fits=lambda qkv, heads: _lacks_small_heads(_head_size(qkv, heads)),
+                    ladder="flash_attention"),
+            Version("register-tiled", dtypes=single, **fitting(_register_tiled_lacks)),
+            Version("mma", dtypes=halves, requires="8.0", **fitting(_mma_lacks)),
+            Version("tf32-bf16", dtypes=single, requires="8.0", **fitting(_tf32_bf16_lacks)),
+            Version("hopper", dtypes=halves, requires="9.0a", **fitting(lambda HS, limit: _lacks_small_heads(HS)),
+                    pays=lambda qkv: qkv.shape[1] > FEW_TOKENS)]
 
 
 def flash_attention_supports(qkv, heads):
@@ -136,16 +174,18 @@ def flash_attention_supports(qkv, heads):
         return False
     if not is_device(qkv):
         return True
-    HS = qkv.shape[2] // (3 * heads)
-    if HS in WIDE_HEADS and capped("flash_attention", 3) != 3:
+    if _head_size(qkv, heads) in WIDE_HEADS and capped("flash_attention", 3) != 3:
         return False
-    return HS in HEAD_SIZES + WIDE_HEADS and any(
-        fitting(v, HS, qkv) for v in ((3,) if is_half(qkv.dtype) else (2, 4)))
+    fast = flash_attention_forward.operation.versions[1:]
+    return any(version.lacks(qkv, {"qkv": qkv, "heads": heads}) is None for version in fast)
 
 
-def prepare(version, arrays, heads):
-    """The version that runs, after the checks that all launches share; arrays: qkv, then what goes with it."""
+def _check(arrays, heads, order):
+    """Raise what is wrong with the operands. arrays: qkv, then what goes with it"""
     qkv = arrays[0]
+    check(qkv, heads, order)
+    if not is_device(qkv):
+        return
     B, T, width = qkv.shape
     HS = width // (3 * heads)
     if not (is_half(qkv.dtype) or qkv.dtype == np.float32) or any(a.dtype != qkv.dtype for a in arrays[:3]) \
@@ -158,46 +198,43 @@ def prepare(version, arrays, heads):
     if max(B, heads) > MAX_BLOCKS_YZ or T * width >= MAX_ELEMENTS:
         raise TooManyElementsError(f"qkv {qkv.shape} with {heads} heads is more than one launch can count; split the "
                                    "batch")
-    half = is_half(qkv.dtype)
-    if version is None:
-        choices = ((5, 3, 1) if T > FEW_TOKENS else (3, 1)) if half else (4, 2, 1)
-        version = next(v for v in choices if capped("flash_attention", v) == v and fitting(v, HS, qkv))
-    if version not in ((1, 3, 5) if half else (1, 2, 4)):
-        raise ValueError(f"there is no version {version} of flash attention in {qkv.dtype}: use "
-                         f"{'1, 3 or 5' if half else '1, 2 or 4'}")
-    if not fitting(version, HS, qkv):
-        if version == 5:
-            raise ValueError("version 5 (hopper) needs a device of capability 9.0, and heads of at most 72 channels; "
-                             "use version=3")
-        raise ValueError(f"version {label('flash_attention', version)} needs more shared memory for heads of {HS} "
-                         "channels than a block may have on this device, or a device of capability 8.0; use version=1")
-    if version > 1 and any(a.offset % 16 for a in arrays):
-        raise ValueError(f"version {label('flash_attention', version)} moves 16 bytes at a time, and an array starts "
-                         "in between; use version=1")
-    return version
 
 
-@versions_by_name(asks=True)
+def _check_forward(qkv, heads, order):
+    _check((qkv,), heads, order)
+
+
+def _check_backward(dy, qkv, y, logsumexp, heads, order):
+    check(qkv, heads, order)
+    B, T, width = qkv.shape
+    if tuple(dy.shape) != (B, T, width // 3) or dy.shape != y.shape or tuple(logsumexp.shape) != (B, heads, T):
+        raise ValueError(f"dy {dy.shape}, y {y.shape} and logsumexp {logsumexp.shape} do not belong to qkv {qkv.shape} "
+                         f"with {heads} heads; pass what flash_attention_forward gave")
+    _check((qkv, dy, y, logsumexp), heads, order)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+@operation(reference=flash_attention_forward_reference, check=_check_forward, versions=_versions(),
+           cost=lambda qkv, heads: flash_attention_forward_cost(*qkv.shape[:2], qkv.shape[2] // 3, heads),
+           problems=functools.partial(problems, False))
 def flash_attention_forward(qkv, heads, order="legacy", version=None):
     """(y (B, T, C), logsumexp (B, heads, T)) of qkv (B, T, 3C); y is of qkv's type, logsumexp float32 on a GPU."""
-    check(qkv, heads, order)
-    if not is_device(qkv):
-        return flash_attention_forward_reference(qkv, heads, order)
     B, T, width = qkv.shape
     HS, head_step, part = layout(qkv, heads, order)
-    version, multiprocessors = prepare(version, (qkv,), heads), multiprocessors_of(qkv)
+    multiprocessors = multiprocessors_of(qkv)
     y, logsumexp = empty((B, T, width // 3), qkv.dtype, like=qkv), empty((B, heads, T), np.float32, like=qkv)
-    if version == 5:
+    if version.name == "hopper":
         forward_hopper.launch_forward(qkv, y, logsumexp, heads, HS, head_step, part, multiprocessors)
         return y, logsumexp
     arguments = (qkv.reshape(-1), y.reshape(-1), logsumexp.reshape(-1), T, width, head_step, part, 1 / math.sqrt(HS))
-    if version == 1:
+    if version.name == "naive":
         queries, threads, kernel, nbytes = simple.ROWS, simple.ROWS, simple_kernels[HS, "forward"], 0
-    elif version == 2:
+    elif version.name == "register-tiled":
         warps = choose_warps(HS, nominal_extent(B) * heads, T, multiprocessors, shared_limit(qkv))
         queries, threads, kernel = forward.WARP_QUERIES * warps, WARP * warps, forward_kernels_v2[HS, warps]
         nbytes = 4 * forward.shared_floats(HS, warps)
-    elif version == 3:
+    elif version.name == "mma":
         queries = choose_queries(nominal_extent(B) * heads, T, multiprocessors)
         M = queries // 64
         threads, kernel, nbytes = forward_half.THREADS, forward_kernels_v3[HS, M], forward_half.shared_bytes(HS, M)
@@ -227,21 +264,17 @@ def add_chunks(dq, dqkv, chunks, heads, HS, head_step, kernel=backward.add_chunk
            head_step, heads, HS)
 
 
-@versions_by_name(asks=True)
+@operation(reference=flash_attention_backward_reference, check=_check_backward,
+           versions=_versions("dy", "y", "logsumexp"), problems=functools.partial(problems, True),
+           cost=lambda qkv, heads: flash_attention_backward_cost(*qkv.shape[:2], qkv.shape[2] // 3, heads))
 def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", version=None):
     """dqkv (B, T, 3C) from dy (B, T, C) and what the forward took and gave."""
-    check(qkv, heads, order)
     B, T, width = qkv.shape
-    if tuple(dy.shape) != (B, T, width // 3) or dy.shape != y.shape or tuple(logsumexp.shape) != (B, heads, T):
-        raise ValueError(f"dy {dy.shape}, y {y.shape} and logsumexp {logsumexp.shape} do not belong to qkv {qkv.shape} "
-                         f"with {heads} heads; pass what flash_attention_forward gave")
-    if not is_device(qkv):
-        return flash_attention_backward_reference(dy, qkv, y, logsumexp, heads, order)
     HS, head_step, part = layout(qkv, heads, order)
-    version = prepare(version, (qkv, dy, y, logsumexp), heads)
+    mma = version.name == "mma"
     rows, scale = B * T * heads, 1 / math.sqrt(HS)
     dqkv = empty(qkv.shape, qkv.dtype, like=qkv)
-    if version == 5:
+    if version.name == "hopper":
         chunks, chunk_tiles = choose_chunks(B * heads, T, multiprocessors_of(qkv), backward_hopper.KEYS,
                                             backward_hopper.CONSUMERS // WARP)
         apart = chunks * chunk_tiles > 1
@@ -254,16 +287,16 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
     D = empty((B, heads, T), np.float32, like=qkv)
     flat_dy, flat_y, flat_D, flat_dqkv = (a.reshape(-1) for a in (dy, y, D, dqkv))
     arrays = flat_dy, qkv.reshape(-1), logsumexp.reshape(-1), flat_D, flat_dqkv
-    if version == 1:
+    if version.name == "naive":
         grid = -(-T // simple.ROWS), heads, B
         launch(simple.row_sums_kernel_v1, -(-rows // simple.ROWS), simple.ROWS, flat_dy, flat_y, flat_D, rows, T, heads,
                HS)
         for name in ("dq", "dkv"):
             launch(simple_kernels[HS, name], grid, simple.ROWS, *arrays, T, width, head_step, part, scale)
         return dqkv
-    if version == 2:
+    if version.name == "register-tiled":
         keys, warps, kernel, nbytes = KEYS, backward.WARPS, backward_kernels_v2[HS], 4 * backward.shared_floats(HS)
-    elif version == 3:
+    elif mma:
         M, warps = choose_tile(HS, T, shared_limit(qkv))
         keys, kernel = 16 * M * warps, backward_kernels_v3[HS, M, warps]
         nbytes = backward_half.shared_bytes(HS, M, warps)
@@ -271,16 +304,16 @@ def flash_attention_backward(dy, qkv, y, logsumexp, heads, order="legacy", versi
         keys, warps, kernel = backward_tf32_bf16.KEYS, backward_tf32_bf16.WARPS, backward_kernels_v4[HS]
         nbytes = backward_tf32_bf16.shared_bytes(HS)
     chunks, chunk_tiles = choose_chunks(B * heads, T, multiprocessors_of(qkv), keys, warps)
-    own_sums = version == 3 and chunks == 1  # one block has all keys of a head, and makes its D on the way
+    own_sums = mma and chunks == 1  # one block has all keys of a head, and makes its D on the way
     if not own_sums:
         launch(backward.row_sums_kernel_v2, -(-rows // backward.SUM_ROWS), backward.THREADS, flat_dy, flat_y, flat_D,
                rows, T, heads, HS)
-    apart = chunks > 1 or version == 3 and chunk_tiles > 1  # sums of several blocks, or rounds, are float32
+    apart = chunks > 1 or mma and chunk_tiles > 1  # sums of several blocks, or rounds, are float32
     dq, *dq_steps = place_of_dq(dqkv, chunks, apart, heads, HS, head_step)
     problem = backward.Problem(T, width, head_step, part, *dq_steps, chunk_tiles, scale)
     launch(in_bfloat16(kernel, qkv.dtype), (chunks, heads, B), WARP * warps, *arrays, dq, problem,
-           *((flat_y, int(own_sums), int(apart), scale * LOG2_E) if version == 3 else ()), shared=nbytes)
+           *((flat_y, int(own_sums), int(apart), scale * LOG2_E) if mma else ()), shared=nbytes)
     if apart:
-        kernel = backward_half.add_partials_kernel if version == 3 else backward.add_chunks_kernel
+        kernel = backward_half.add_partials_kernel if mma else backward.add_chunks_kernel
         add_chunks(dq, dqkv, chunks, heads, HS, head_step, in_bfloat16(kernel, dqkv.dtype))
     return dqkv

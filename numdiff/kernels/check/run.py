@@ -19,7 +19,6 @@ from ..versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
 from .convolutions import convolutions_cases
-from .flash import flash_cases
 from .half import convolution_cases
 from .records import cases_of
 from .tf32 import tf32_cases
@@ -30,7 +29,7 @@ FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a v
 # approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 CASES = [case for group in (
-    convolutions_cases, flash_cases, convolution_cases, tf32_cases) for case in group()]
+    convolutions_cases, convolution_cases, tf32_cases) for case in group()]
 CASES += [case for record in all_operations() for case in cases_of(record)]
 CASES += bfloat16_cases(CASES)
 
