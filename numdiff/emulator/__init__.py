@@ -27,19 +27,19 @@ if typing.TYPE_CHECKING:
     from .counts import Recorder, count
     from .device_arrays import EmulatedArray
     from .faults import Fault, KernelFault, LaunchRefused, Place, Unsupported
-    from .host import device, install, uninstall
+    from .film import Film
+    from .host import device, install, trace, uninstall
     from .launch import CHECKS, ORDERS, Emulator, Float64Warning
     from .namespace import twin
-    from .trace import Tracer, trace
 
 __version__ = "0.1.0"  # as numdiff's; the distribution of the emulator alone reads it here
 
-__all__ = ["CHECKS", "ORDERS", "EmulatedArray", "Emulator", "Fault", "Float64Warning", "KernelFault", "LaunchRefused",
-           "Place", "Recorder", "Tracer", "Unsupported", "count", "device", "install", "trace", "twin",
+__all__ = ["CHECKS", "ORDERS", "EmulatedArray", "Emulator", "Fault", "Film", "Float64Warning", "KernelFault",
+           "LaunchRefused", "Place", "Recorder", "Unsupported", "count", "device", "install", "trace", "twin",
            "uninstall"]
-_MODULES = {"counts": ("Recorder", "count"), "device_arrays": ("EmulatedArray",), "trace": ("Tracer",),
+_MODULES = {"counts": ("Recorder", "count"), "device_arrays": ("EmulatedArray",), "film": ("Film",),
             "faults": ("Fault", "KernelFault", "LaunchRefused", "Place", "Unsupported"),
-            "host": ("device", "install", "uninstall"), "namespace": ("twin",),
+            "host": ("device", "install", "trace", "uninstall"), "namespace": ("twin",),
             "launch": ("CHECKS", "ORDERS", "Emulator", "Float64Warning")}
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -72,7 +72,7 @@ class Access(Races):
 
     def _make_load(self):
         machine, locate, races, initialised = self.machine, self.locate, self.races, self.initialised
-        recorder, Checked, race, unwritten = machine.recorder, CheckedArray, self._read_race, self._unwritten
+        noted, Checked, race, unwritten = machine.noted_access, CheckedArray, self._read_race, self._unwritten
         note, earlier = self._note_read, self._earlier
 
         def load(a, index, site):
@@ -118,8 +118,8 @@ class Access(Races):
                 unwritten(a, index, site)
             if memory.busy:
                 machine.asynchronous.touched(memory, offset, a.itemsize, site, False)
-            if recorder is not None:
-                recorder.access(memory, offset, a.itemsize, site, False)
+            if noted is not None:
+                noted(memory, offset, a.itemsize, site, False)
             value = a.flat[offset >> a.shift]
             return value if a.kind is None else a.kind(value)
 
@@ -127,7 +127,7 @@ class Access(Races):
 
     def _make_store(self):
         machine, locate, check_write = self.machine, self.locate, self.check_write
-        recorder, Checked, races = machine.recorder, CheckedArray, self.races
+        noted, Checked, races = machine.noted_access, CheckedArray, self.races
 
         def store(a, index, value, site):
             if a.__class__ is not Checked:
@@ -169,8 +169,8 @@ class Access(Races):
                 valid[offset:offset + size] = _ONES[size]
             if memory.busy:
                 machine.asynchronous.touched(memory, offset, size, site, True)
-            if recorder is not None:
-                recorder.access(memory, offset, size, site, True)
+            if noted is not None:
+                noted(memory, offset, size, site, True)
             a.flat[offset >> a.shift] = value
 
         return store
@@ -261,8 +261,8 @@ class Access(Races):
                 self._uninitialised(memory, at, site)
         if memory.busy:
             machine.asynchronous.touched(memory, offset, size, site, False)
-        if machine.recorder is not None:
-            machine.recorder.access(memory, offset, size, site, False, step)
+        if machine.noted_access is not None:
+            machine.noted_access(memory, offset, size, site, False, step)
 
     def write_bytes(self, memory, offset, data, site, step=4):
         """Write uint8 data, with the checks of a store by the current thread of elements of `step` bytes."""
@@ -278,8 +278,8 @@ class Access(Races):
             memory.valid[offset:offset + size] = b"\1" * size
         if memory.busy:
             self.machine.asynchronous.touched(memory, offset, size, site, True)
-        if self.machine.recorder is not None:
-            self.machine.recorder.access(memory, offset, size, site, True, step)
+        if self.machine.noted_access is not None:
+            self.machine.noted_access(memory, offset, size, site, True, step)
 
     # faults -----------------------------------------------------------------------------------------------------------
 

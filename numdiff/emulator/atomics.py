@@ -55,8 +55,8 @@ class Atomic:
             self._note(old, new)
         if memory.valid is not None:
             memory.valid[offset:offset + array.itemsize] = b"\1" * array.itemsize
-        if machine.recorder is not None:
-            machine.recorder.access(memory, offset, array.itemsize, site, True)
+        if machine.noted_access is not None:
+            machine.noted_access(memory, offset, array.itemsize, site, True)
         return old
 
     def _note(self, old, new):

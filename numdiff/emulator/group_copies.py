@@ -44,6 +44,8 @@ class Copy:
             memory.bytes[filled:end] = 0
         if not machine.checked:
             return
+        if machine.film is not None:
+            machine.film.access(memory, offset, self.size, self.site, True)
         if machine.access.races:
             written = (self.thread.stamp, self.site, machine.token, False)
             memory.written_in = machine.token
@@ -60,7 +62,7 @@ class ThreadCopies:
     def __init__(self, machine, thread):
         self.thread, self.open, self.groups = thread, [], []
         self.arrived = 0  # groups, so far
-        self.traced = machine.tracer is not None and thread.lane == 0  # one lane stands for its warp in a trace
+        self.filmed = machine.film is not None and thread.lane == 0  # one lane stands for its warp in a film
         thread.state.setdefault("at_end", []).append(lambda: self.end(machine))
 
     def arrive(self, machine, count):
@@ -68,13 +70,13 @@ class ThreadCopies:
         for group in self.groups[:count]:
             for copy in group:
                 copy.arrive(machine)
-            if self.traced and group:
-                machine.tracer.event("copy completed", "", None, group[0].site, self.about(0))
+            if self.filmed and group:
+                machine.film.lands(self.about(0))
             self.arrived += 1
         del self.groups[:count]
 
     def about(self, place):
-        """The group at this place of the list, as a trace names it."""
+        """The group at this place of the list, as a film names it."""
         return "cp.async", self.thread, self.arrived + place
 
     def end(self, machine):
@@ -202,9 +204,8 @@ def commit(machine):
     """Put the copies that the current thread has started since its last group into one."""
     copies = _copies(machine)
     copies.groups.append(copies.open)
-    if copies.traced and copies.open:
-        machine.tracer.event("copy issued", f"cp.async group of warp {machine.thread.warp}", machine.thread,
-                             copies.open[0].site, copies.about(len(copies.groups) - 1))
+    if copies.filmed and copies.open:
+        machine.film.group_starts(copies.about(len(copies.groups) - 1), copies.open)
     copies.open = []
 
 

@@ -18,6 +18,7 @@ from . import stand_in
 from .arguments import why_refused
 from .device_arrays import EmulatedArray
 from .faults import LaunchRefused, Unsupported
+from .film import WARPS, Film
 from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator, in_three
 from .memory_spaces import STATIC_SHARED
 from .namespace import Namespace
@@ -304,7 +305,7 @@ def is_simulator(cuda):
 
 @contextlib.contextmanager
 def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", float64=None, break_at=None,
-           recorder=None, tracer=None, patience=5.0):
+           recorder=None, trace=False, patience=5.0):
     """An emulated GPU, as a context; inside, Numba's own `kernel[grid, block](...)` runs on it too.
 
     cc: compute capability (limits of shared memory); checks: True, False, or names (`numdiff.emulator.CHECKS`)
@@ -312,9 +313,11 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
     on_fault: "raise" a `KernelFault` after a launch with faults, or "collect" them in the emulator's `faults`
     float64: True where float64 arithmetic is meant; None: where a kernel is given a float64 array
     break_at: (block, thread), two triples: where `breakpoint()` in a kernel stops; None: at the first thread
-    recorder, tracer: see counts.py and trace.py; patience: seconds after which a loop that waits is called endless
+    recorder: see counts.py; trace: True, or a `Film`, to record a film of the launches, the machine's `film` (film.py)
+    patience: seconds after which a loop that waits is called endless
     """
-    machine = Emulator(cc, checks, order, seed, on_fault, float64, patience, recorder, tracer)
+    film = Film() if trace is True else trace or None
+    machine = Emulator(cc, checks, order, seed, on_fault, float64, patience, recorder, film)
     if break_at is not None and (not isinstance(break_at, tuple) or [
             len(at) if isinstance(at, tuple) else 0 for at in break_at] != [3, 3]):
         raise ValueError(f"break_at {break_at!r} must be a block and a thread, such as ((0, 0, 0), (5, 0, 0)).")
@@ -388,3 +391,23 @@ def uninstall():
     """Leave what the last `install` has entered."""
     if _installed:
         _installed.pop().__exit__(None, None, None)
+
+
+def trace(kernel=None, grid=None, block=None, *args, shared=0, cluster=1, warps=WARPS, **options):
+    """The `Film` of one run of a kernel; without a kernel a context that gives the film of all launches inside.
+
+    Faults of the kernel are in the film, `film.faults`, and are not raised unless on_fault="raise" is given.
+    options: those of `device`; shared: bytes of dynamic shared memory; warps: how many are recorded at most
+    """
+    options.setdefault("on_fault", "collect")
+    film = Film(warps)
+    if kernel is None:
+        return _filming(film, options)
+    Emulator(film=film, **options).launch(kernel, grid, block, *args, shared=shared, cluster=cluster)
+    return film
+
+
+@contextlib.contextmanager
+def _filming(film, options):
+    with device(trace=film, **options):
+        yield film

@@ -63,7 +63,7 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
     """
 
     def __init__(self, cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", float64=None,
-                 patience=PATIENCE, recorder=None, tracer=None):
+                 patience=PATIENCE, recorder=None, film=None):
         names = CHECKS if checks is True else () if not checks else (checks,) if isinstance(checks, str) else checks
         unknown = set(names) - {*CHECKS, *STRICT}
         if unknown:
@@ -79,16 +79,17 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
                             (float64 not in (None, True, False), f"float64 {float64!r} must be True, False or None."),
                             (recorder is not None and not hasattr(recorder, "count_functions"),
                              "recorder must be an emulator.Recorder()."),
-                            (tracer is not None and not hasattr(tracer, "timed"),
-                             "tracer must be an emulator.Tracer().")):
+                            (film is not None and not hasattr(film, "block_starts"),
+                             f"trace {film!r} must be True or an emulator.Film().")):
             if wrong:
                 raise ValueError(text)
         self.cc = tuple(cc)[:2]
-        self.checks, self.checked = frozenset(names), bool(names) or recorder is not None or tracer is not None
+        self.checks, self.checked = frozenset(names), bool(names) or recorder is not None or film is not None
         self.order, self.seed, self.on_fault, self.float64, self.patience = order, seed, on_fault, float64, patience
         self.faults = []
         self.stop_at = None  # (block, thread) at which breakpoint() stops; None: the first that comes
-        self.recorder, self.tracer = recorder, tracer
+        self.recorder, self.film = recorder, film
+        self.noted_access = _each([getattr(note, "access", None) for note in (recorder, film) if note is not None])
         self.thread_index, self.block_index, self.block_dim, self.grid_dim = Dim3(), Dim3(), Dim3(), Dim3()
         self.thread = self.block = self.scheduler = None
         self.stores = self.launches = 0
@@ -135,8 +136,8 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         self.seen_faults = {}
         self.block = self.thread = None
         self.scheduler = Scheduler(self, lambda: function(*arguments), block)
-        if self.tracer is not None:
-            self.tracer.launch(self, grid, block)
+        if self.film is not None:
+            self.film.launch(self, grid, block)
         if self.recorder is not None:
             self.recorder.launch(self, grid, block)
         errors, collects = np.seterr(all="ignore"), gc.isenabled()
@@ -151,8 +152,8 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
                 gc.enable()
             if self.recorder is not None:
                 self.recorder.launch_ends()
-            if self.tracer is not None:
-                self.tracer.launch_ends()
+            if self.film is not None:
+                self.film.launch_ends()
             self._forget()
         for array, data in back:
             array[...] = data
@@ -219,8 +220,17 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         self.asynchronous.block_ends(block)
         if self.recorder is not None:
             self.recorder.block_ends(block)
-        if self.tracer is not None:
-            self.tracer.block_ends(block)
+
+
+def _each(functions):
+    """One function that calls all of these; None for none."""
+    if len(functions) < 2:
+        return functions[0] if functions else None
+
+    def call(*arguments):
+        for function in functions:
+            function(*arguments)
+    return call
 
 
 def in_three(size, what="size"):

@@ -15,7 +15,7 @@ from .rewrite import SITES, rewrite
 from .signatures import explicit_signatures, with_signatures
 from .whole_arrays import method
 
-_REWRITTEN = {}  # (id of a code object, checked, magnitudes) -> (the code object, what rewrite gave)
+_REWRITTEN = {}  # (id of a code object, checked, magnitudes, filmed) -> (the code object, what rewrite gave)
 
 
 class Linking:
@@ -29,7 +29,7 @@ class Linking:
         given: magnitudes of its arguments, as far as they are known to be signed integers (integers.py)
         """
         python = getattr(kernel, "py_func", kernel)
-        if self.recorder is not None or self.tracer is not None:
+        if self.recorder is not None:
             given = None
         key = id(python), given
         if key not in self._functions:
@@ -52,9 +52,10 @@ class Linking:
         return with_signatures(kernel.py_func.__name__, kernel.py_func, function, signatures)
 
     def _rewritten(self, python, given):
-        key = id(python.__code__), self.checked, given
+        filmed = self.film is not None
+        key = id(python.__code__), self.checked, given, filmed
         if key not in _REWRITTEN:
-            _REWRITTEN[key] = python.__code__, rewrite(python, SITES, self.checked, given)
+            _REWRITTEN[key] = python.__code__, rewrite(python, SITES, self.checked, given, filmed)
         return _REWRITTEN[key][1]
 
     def _link(self, python, key, made):
@@ -107,12 +108,10 @@ class Linking:
         for name in ("Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "Pow", "BitAnd", "BitOr", "BitXor", "LShift",
                      "RShift"):
             operations[f"__{name}"] = self._checked_operation(arithmetic.OPERATIONS[name], name)
-        if self.tracer is not None:
-            load, store = self.tracer.timed(self, load), self.tracer.timed(self, store)
-            operations = {name: operation if name[2:] in arithmetic.COMPARISONS else self.tracer.timed(self, operation)
-                          for name, operation in operations.items()}
+        if self.film is not None:
+            helpers.update(self.film.helpers(self))
         return {**helpers, **operations, **self._fused(operations), "__augment": augment, "__load": load,
-                "__store": store, "__tuple": tuple if self.tracer is None else None}
+                "__store": store, "__tuple": tuple}
 
     def _fused(self, operations):
         """a + b * c and a * b + c in one call, as kernels are full of them: what the two operations do."""
@@ -142,7 +141,7 @@ class Linking:
                     return product + a
             return add(multiply(b, c, site), a, site)
 
-        if not self.checked or self.recorder is None and self.tracer is None:
+        if not self.checked or self.recorder is None:
             return {"__AddMult": add_product, "__MultAdd": product_add}
         return {"__AddMult": lambda a, b, c, site: add(a, multiply(b, c, site), site),
                 "__MultAdd": lambda b, c, a, site: add(multiply(b, c, site), a, site)}

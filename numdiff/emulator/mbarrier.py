@@ -62,6 +62,8 @@ class Barrier:
     def expect(self, count, site):
         """`expect_tx`: `count` more bytes will come in this phase."""
         self.tx += count
+        if self.machine.film is not None:
+            self.machine.film.expect(self, count)
         if self.tx > MAX_COUNT:
             self.machine.report("mbarrier", f"expects {self.tx} bytes at {self}, the limit is {MAX_COUNT}", site)
 
@@ -77,8 +79,8 @@ class Barrier:
             self.note(thread, thread.seen, thread.clock)
             thread.tick(thread.seen)
         machine.scheduler.progress += 1
-        if machine.tracer is not None:
-            machine.tracer.event("arrive", self.name, thread, site, self)
+        if machine.film is not None:
+            machine.film.arrive(self, count)
         self.end_if_complete(site, thread)
 
     def note(self, thread, seen, clock):
@@ -138,8 +140,8 @@ class Barrier:
         self.missing = self.count
         self.last, self.current = self.current, Completion()
         self.last.next = self.current
-        if machine.tracer is not None:
-            machine.tracer.event("phase", f"{self.name}: phase {self.number - 1} ends", thread, site, self)
+        if machine.film is not None:
+            machine.film.phase_ends(self)
         if self.waiting:
             waiting, self.waiting = self.waiting, []
             for entry in waiting:
@@ -247,7 +249,9 @@ def initialise(machine, address, count):
         if machine.access.races:
             machine.access.check_writes(memory, offset, 8, site, 2)
         memory.mark_written(offset, offset + 8)
-    memory.barriers[offset] = Barrier(machine, memory, offset, count, site)
+    barrier = memory.barriers[offset] = Barrier(machine, memory, offset, count, site)
+    if machine.film is not None:
+        machine.film.mbarrier(barrier)
 
 
 def invalidate(machine, address):
@@ -287,6 +291,8 @@ def _ready(machine, barrier, parity):
     if barrier.number & 1 == parity & 1:
         return False
     barrier.acquire(machine.thread)
+    if machine.film is not None:
+        machine.film.mbarrier_wait(barrier, parity)
     return True
 
 
@@ -295,14 +301,12 @@ def wait(machine, address, parity):
     barrier, parity = find(machine, address, "waits at"), int(parity)
     if barrier is None or _ready(machine, barrier, parity):
         return
-    thread, frame, tracer = machine.thread, machine._frame_here(), machine.tracer
+    thread, frame = machine.thread, machine._frame_here()
     barrier.waiting.append((thread, parity & 1, machine.site_of(frame)))
-    if tracer is not None:
-        tracer.waits(thread, "mbarrier", f"{barrier.name}, parity {parity}", frame)
     machine.scheduler.pause("mbarrier", Wait(barrier, parity), frame)
     barrier.woken.pop(thread, None)
-    if tracer is not None:
-        tracer.waited(thread, barrier)
+    if machine.film is not None:
+        machine.film.mbarrier_wait(barrier, parity)
 
 
 def try_wait(machine, address, parity):
@@ -323,6 +327,8 @@ def try_wait(machine, address, parity):
     barrier.woken.pop(thread, None)
     if entry in barrier.waiting:
         barrier.waiting.remove(entry)
+    if thread.result and machine.film is not None:
+        machine.film.mbarrier_wait(barrier, parity)
     return thread.result
 
 
@@ -362,6 +368,8 @@ def named(machine, number, count, waits):
     (barrier.waiting if waits else barrier.passing).append((thread, thread.clock, thread.seen))
     if not waits and machine.checked:
         thread.tick(thread.seen)
+    if machine.film is not None:
+        machine.film.named_arrival(barrier, thread)
     complete = len(barrier.waiting) + len(barrier.passing) >= barrier.count
     if complete:
         _release(machine, barrier)
@@ -380,6 +388,6 @@ def _release(machine, barrier):
             seen[thread.tid] = max(seen[thread.tid], clock)
         for thread in threads:
             thread.tick(seen)
-    if machine.tracer is not None:
-        machine.tracer.barrier(machine.thread.block, f"barrier {barrier.number}", threads)
+    if machine.film is not None:
+        machine.film.named_release(barrier, threads)
     machine.scheduler.wake(threads)

@@ -30,6 +30,8 @@ class MemorySpaces:
         room = max(0, min(STATIC_SHARED, self.shared_limit - self.dynamic_shared))  # for static arrays, not yet known
         block.dynamic = Memory(SHARED, self.dynamic_shared, "dynamic", STATIC_BASE + -(-room // 1024) * 1024)
         block.static.met = block.dynamic.met = len(block.cluster.blocks) > 1
+        if self.film is not None:
+            self.film.block_starts(block)
 
     def shared_array(self, shape, dtype, alignment, frame):
         """The block's shared array made at this place of the code (one for all its threads, however often).
@@ -75,6 +77,8 @@ class MemorySpaces:
                 data = data[:size]
             made = plain_array(data.view(dtype).reshape(shape))
         block.shared[key] = made
+        if self.film is not None:
+            self.film.array(made)
         return made
 
     def element_name(self, memory, offset):
@@ -140,7 +144,10 @@ class MemorySpaces:
         size = math.prod(shape) * dtype.itemsize
         if not self.checked:
             return plain_array(np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape))
-        return checked_array(self, Memory(LOCAL, size, _assigned_name(frame)), 0, shape, dtype)
+        made = checked_array(self, Memory(LOCAL, size, _assigned_name(frame)), 0, shape, dtype)
+        if self.film is not None:
+            self.film.array(made)
+        return made
 
     def constant_array(self, name, array):
         """A NumPy array that a kernel takes from its module, frozen as Numba freezes it."""

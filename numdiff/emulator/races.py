@@ -174,10 +174,12 @@ class Races:
         same_block = by.block is thread.block
         between = "with no barrier between" if same_block else "and nothing orders the blocks" \
             if memory.space is GLOBAL else "with no cluster_sync() between"
-        machine.report("race", f"{doing} {self.say(memory, offset)}, which thread {by.index} of "
-                               f"{'the same block' if same_block else f'block {by.block.index}'} has {done} "
-                               f"{between}", site,
-                       others=[(f"{done} at", machine.place(other_site, by))])
+        new = machine.report("race", f"{doing} {self.say(memory, offset)}, which thread {by.index} of "
+                                     f"{'the same block' if same_block else f'block {by.block.index}'} has {done} "
+                                     f"{between}", site,
+                             others=[(f"{done} at", machine.place(other_site, by))])
+        if new and machine.film is not None:
+            machine.film.race(memory, offset, by, other_site)
 
 
 def _same(a, offset, value):

@@ -46,14 +46,17 @@ class Reports:
         return Place(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
 
     def report(self, kind, message, site, thread=None, others=()):
-        """Note a fault; the same kind at the same line is counted, not repeated."""
+        """Note a fault, and return whether it is new; the same kind at the same line is counted, not repeated."""
         known = self.seen_faults.get((kind, site))
         if known is not None:
             known.count += 1
-            return
+            return False
         fault = Fault(kind, message, self.place(site, thread or self.thread), list(others), 1, self.kernel)
         self.seen_faults[kind, site] = fault
         self.faults.append(fault)
+        if self.film is not None:
+            self.film.fault(fault, thread or self.thread)
+        return True
 
     def thread_failed(self, thread, error):
         """A Python exception came out of a thread."""

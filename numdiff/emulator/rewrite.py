@@ -146,11 +146,11 @@ def shared_or_local(node):
 class Rewriter(ast.NodeTransformer):
     """Makes the operations of one function explicit. `negative` collects the sites whose index is a literal -1, -2 …"""
 
-    def __init__(self, function, sites, checked, fixed, integers):
+    def __init__(self, function, sites, checked, fixed, integers, filmed=False):
         self.function, self.sites, self.checked, self.fixed, self.integers = function, sites, checked, fixed, integers
         self.constants, self.negative, self._temporaries = {}, set(), 0
         self.casts, self.variants = {}, {}  # see `Rewritten`
-        code = function.__code__
+        self.filmed, code = filmed, function.__code__
         self.parameters = set(code.co_varnames[:code.co_argcount + code.co_kwonlyargcount])
         self.outside = Outside(function)
         self._bindings = None
@@ -479,7 +479,8 @@ class Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         weight = ast.Constant(WAITING if waits else 1)
         turn = ast.copy_location(ast.Call(ast.Name("__turn", ast.Load()), [weight], []), node)
-        node.test = ast.copy_location(ast.BoolOp(ast.And(), [turn, node.test]), node)
+        before = [turn, self.call("__iterate", (ast.Constant(self.site(node)),), node, False)] if self.filmed else [turn]
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), [*before, node.test]), node)
         return node
 
     def visit_Expr(self, node):
@@ -513,6 +514,54 @@ class Rewriter(ast.NodeTransformer):
         always = {n.id for statement in node.body if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign))
                   for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         return sorted((taken & stored) - always - self.parameters)
+
+
+class Reporting:
+    """Adds calls to the statements of a function that report its lines and variables to a film (film.py)."""
+
+    def __init__(self, site):
+        self.site = site
+
+    def call(self, name, node, *arguments):
+        call = ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+        return ast.copy_location(ast.Expr(ast.copy_location(call, node)), node)
+
+    def at(self, name, node):
+        return self.call(name, node, ast.Constant(self.site(node)))
+
+    def lets(self, targets, node):
+        """Reports of the variables in these targets of an assignment."""
+        names = [n.id for target in targets for n in ast.walk(target)
+                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        return [self.call("__let", node, ast.Constant(name), ast.Name(name, ast.Load())) for name in names]
+
+    def of_function(self, node):
+        """The body of a function with its reports."""
+        arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        lets = [self.call("__let", node, ast.Constant(name), ast.Name(name, ast.Load())) for name in arguments]
+        inner = ast.Try(self.of(node.body), [], [], [self.call("__return", node)])
+        return [self.at("__call", node), *lets, ast.copy_location(inner, node.body[0])]
+
+    def of(self, statements):
+        """A list of statements with reports."""
+        return [new for statement in statements for new in self.of_one(statement)]
+
+    def of_one(self, node):
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.FunctionDef)) or (
+                isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            return [node]
+        if isinstance(node, (ast.For, ast.While)):
+            node.body = self.of(node.body)
+            if isinstance(node, ast.For):  # that of a `while` is in its condition
+                node.body = [self.at("__iterate", node), *self.lets([node.target], node), *node.body]
+            node.orelse = self.of(node.orelse)
+            return [self.at("__loop", node), node, self.call("__unloop", node)]
+        for name in ("body", "orelse", "finalbody"):
+            if isinstance(getattr(node, name, None), list):
+                setattr(node, name, self.of(getattr(node, name)))
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(
+            node, ast.AugAssign) or isinstance(node, ast.AnnAssign) and node.value is not None else []
+        return [self.at("__step", node), node, *self.lets(targets, node)]
 
 
 def fixed_names(function):
@@ -597,10 +646,11 @@ class Rewritten(NamedTuple):
     assumed: dict = {}  # name -> what `Integers` takes for granted of it
 
 
-def rewrite(function, sites, checked, given=None):
+def rewrite(function, sites, checked, given=None, filmed=False):
     """A kernel or device function with its operations made explicit: `Rewritten`.
 
     given: magnitudes of its arguments (integers.py); None: all operations are made explicit, for counting
+    filmed: whether each line and each variable is reported to a film (film.py), but not those of a module of words
     Without source (a function made by exec) the code object is the function's own: accesses of checked arrays are then
     still checked, but mixed arithmetic follows NumPy's rules, and loops that wait are not noticed.
     """
@@ -612,8 +662,11 @@ def rewrite(function, sites, checked, given=None):
     integers = None if given is None else Integers(function, tree, given)
     if integers is not None:
         integers.mark()
-    rewriter = Rewriter(function, sites, checked, fixed_names(function), integers)
+    filmed = filmed and function.__globals__.get("WORDS") is not True
+    rewriter = Rewriter(function, sites, checked, fixed_names(function), integers, filmed)
     rewriter.tree = tree
+    if filmed:
+        tree.body = Reporting(rewriter.site).of_function(tree)
     tree = rewriter.visit(tree)
     tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]  # set on the function object, below
     tree.args.kw_defaults = [d and ast.Constant(None) for d in tree.args.kw_defaults]

@@ -196,8 +196,8 @@ class Scheduler(Loops):
         if self.checked:
             machine.check_meeting(block, "syncthreads", [(t, None, t.wait[2]) for t in threads], None)
             self._after_barrier(block, threads)
-        if machine.tracer is not None:
-            machine.tracer.barrier(block, "syncthreads", threads)
+        if machine.film is not None:
+            machine.film.meets(threads, "syncthreads")
         self.progress += 1
         self.awake.extend(threads)
 
@@ -239,8 +239,8 @@ class Scheduler(Loops):
                 self._after_barrier(block, [t for t, *_ in arrived])
             else:
                 self.join([t for t, *_ in arrived])
-        if machine.tracer is not None:
-            machine.tracer.barrier(block, name, [t for t, *_ in arrived])
+        if machine.film is not None:
+            machine.film.meets([t for t, *_ in arrived], name)
         result = combine([v for _, v, *_ in arrived]) if combine else None
         for thread, *_ in arrived:
             thread.result = result
@@ -277,6 +277,8 @@ class Scheduler(Loops):
         combine = next(iter(lanes.values()))[3]
         if self.checked:
             self.machine.check_gathering(name, mask, lanes)
+        if self.machine.film is not None:
+            self.machine.film.meets([given[2] for given in lanes.values()])
         results = combine({lane: given[0] for lane, given in lanes.items()},
                           {lane: given[2] for lane, given in lanes.items()})
         woken = []
@@ -292,12 +294,7 @@ class Scheduler(Loops):
         if condition():
             return
         self.polls.append((thread, condition))
-        tracer = self.machine.tracer
-        if tracer is not None:
-            tracer.waits(thread, kind, detail, frame)
         self.pause(kind, detail, frame)
-        if tracer is not None:
-            tracer.waited(thread)
 
     def wait_for_others(self, condition, kind, detail, frame):
         """Wait until no other thread can continue, and `condition()` holds then."""
@@ -326,6 +323,8 @@ class Scheduler(Loops):
         alive = sum(b.alive for b in self.blocks)
         if len(self.blocks) + self.ended == self.total and len(self.grid_arrived) == alive:
             threads, self.grid_arrived = self.grid_arrived, []
+            if self.machine.film is not None:
+                self.machine.film.meets(threads, "grid.sync")
             for block in self.blocks:
                 block.fenced = True
                 self._after_barrier(block, block.threads)
@@ -358,7 +357,6 @@ class Scheduler(Loops):
                 for thread in threads:
                     thread.tick(thread.seen)
         cluster.relaxed = False
-        if self.machine.tracer is not None:
-            for block in blocks:
-                self.machine.tracer.barrier(block, "cluster_sync", [t for t in threads if t.block is block])
+        if self.machine.film is not None:
+            self.machine.film.meets(threads, "cluster_sync")
         self.wake(threads)

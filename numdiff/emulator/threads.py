@@ -29,7 +29,7 @@ class Thread:
     """One GPU thread: where it is, what it has seen (races.py), what it waits for."""
 
     __slots__ = ("tid", "index", "block", "warp", "lane", "clock", "stamp", "seen", "greenlet", "wait", "done",
-                 "result", "turns", "fenced", "state")
+                 "result", "turns", "fenced", "state", "log")
 
     def __init__(self, tid, index, block):
         self.tid, self.index, self.block = tid, index, block
@@ -40,6 +40,7 @@ class Thread:
         self.done, self.turns = False, 0
         self.fenced = 0  # clock at its last fence for the asynchronous proxy
         self.state = {}  # what asynchronous instructions keep for each thread
+        self.log = None  # of a film (film.py)
 
     def tick(self, seen):
         """Advance the clock: later events are after all in `seen`, and distinct from earlier ones."""

@@ -83,7 +83,7 @@ def _known_pieces(machine, tensor, at, inside):
 
 
 def _named(copy, descriptor):
-    """The name of a copy's tensor in a trace; for an array without one, the kernel's name for its map."""
+    """The name of a copy's tensor in a film; for an array without one, the kernel's name for its map."""
     if copy.tensor.name == "array":
         copy.tensor.name = getattr(descriptor, "name", "") or "array"
     return copy.tensor.name
@@ -120,8 +120,8 @@ class Load:
             self.pending.done = self.barrier.current
             if self.source is not None:
                 self.source.end()
-        if machine.tracer is not None:
-            machine.tracer.event("copy completed", "", None, self.site, self)
+        if machine.film is not None:
+            machine.film.load_lands(self, self.barrier)
         self.barrier.complete(tensor.bytes, self)
 
 
@@ -146,8 +146,8 @@ def load(machine, address, descriptor, barrier, coordinates, block=None):
         state.setdefault("at_end", []).append(lambda: _unarrived(machine, state["loads"]))
     state["loads"].append(copy)
     machine.asynchronous.queue.append(copy)
-    if machine.tracer is not None:
-        machine.tracer.event("copy issued", f"{_named(copy, descriptor)}{list(copy.at)}", copy.thread, copy.site, copy)
+    if machine.film is not None:
+        machine.film.load_starts(copy, f"{_named(copy, descriptor)}{list(copy.at)}")
 
 
 def load_multicast(machine, address, descriptor, barrier, ranks, coordinates):
@@ -233,8 +233,8 @@ class Store:
                     memory.mark_written(s, s + self.writes.pieces.length)
                 self.writes.done = Completion()
         machine.stores += 1
-        if machine.tracer is not None:
-            machine.tracer.event("copy completed", "", None, self.site, self)
+        if machine.film is not None:
+            machine.film.lands(self)
 
 
 class ThreadStores:
@@ -298,8 +298,8 @@ def store(machine, address, descriptor, coordinates):
     if machine.checked:
         _claim_store(machine, copy)
     _stores(machine).open.append(copy)
-    if machine.tracer is not None:
-        machine.tracer.event("copy issued", f"{_named(copy, descriptor)}{list(copy.at)}", thread, copy.site, copy)
+    if machine.film is not None:
+        machine.film.store_starts(copy, f"{_named(copy, descriptor)}{list(copy.at)}")
 
 
 def _claim_store(machine, copy):

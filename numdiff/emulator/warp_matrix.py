@@ -137,9 +137,9 @@ class MatrixProduct:
             result = self.product(_registers(a), _registers(b), np.array(c, np.float32))
             if machine.recorder is not None:
                 machine.recorder.tensor(2 * self.M * self.N * self.k, machine.site_of(frame))
-            if machine.tracer is not None:
+            if machine.film is not None:
                 words = _registers(a), _registers(b)
-                machine.tracer.product(self.name, (*words, np.array(c, np.float32), result), frame)
+                machine.film.product(self.name, (*words, np.array(c, np.float32), result), frame)
             return {lane: result[lane] for lane in threads}
 
         b = (b,) if isinstance(b, int) else b

@@ -58,8 +58,6 @@ class Warpgroup:
                 registers = (product + registers if operation.scale else product).astype(np.float32)
             for pending in operation.pendings:
                 pending.done = operation.done
-            if self.machine.tracer is not None:
-                self.machine.tracer.event("wgmma completed", "", self.machine.thread, operation.site, operation)
             if operation is last:
                 break
         self._store(previous, registers)
@@ -165,6 +163,8 @@ def issue(machine, array, n, a, bits_b, scale, a_mn_major=False, b_mn_major=Fals
         _claim_registers(machine, thread, issuer, array, n, operation)
         if operation.thread is not thread:
             _comes_after(machine, thread, operation)
+    if machine.film is not None:
+        machine.film.wgmma_issued(operation)
     issuer.given += 1
     issuer.open.append(operation)
     operation.count += 1
@@ -193,8 +193,8 @@ def _first(machine, group, n, a, bits_b, scale, a_mn_major, b_mn_major, elements
             _check_operand(machine, operation, operand, name)
     if machine.recorder is not None:
         machine.recorder.tensor(2 * M * n * inner(elements), site)
-    if machine.tracer is not None:
-        machine.tracer.event("wgmma issued", f"m64n{n}k{inner(elements)}", machine.thread, site, operation)
+    if machine.film is not None:
+        machine.film.wgmma_starts(operation, f"m64n{n}k{inner(elements)}")
     group.operations.append(operation)
     return operation
 
@@ -220,6 +220,9 @@ def wait(machine, pending):
         machine.scheduler.pause("wgmma", last, machine._frame_here())
     if issuer.group.first < issuer.given and last in issuer.group.operations:
         issuer.group.run_through(last)
+    if machine.film is not None:
+        arrays = {id(o.arrays[thread.tid % WARPGROUP]): (o.arrays[thread.tid % WARPGROUP], o.n // 2) for o in covered}
+        machine.film.wgmma_waited(covered, arrays.values())
     if not machine.checked:
         return
     for operation in covered:

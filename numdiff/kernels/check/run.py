@@ -12,7 +12,7 @@ from ...device.emulator import EmulatorDevice
 from ...device.planned import Planned, cards_with
 from ...device.requires import supports
 from ...dtypes import is_half
-from ...emulator import KernelFault, LaunchRefused, Recorder, Tracer, Unsupported
+from ...emulator import Film, KernelFault, LaunchRefused, Recorder, Unsupported
 from ...errors import NumdiffError, UsageError, near_miss
 from ..operation import all_operations, kernel_modules
 from ..versions import FOR, NAMES, name_of, operation_of
@@ -217,10 +217,10 @@ def counts_of(case, version):
 
 
 def trace_of(case, version):
-    """A `Tracer` (numdiff/emulator/trace.py) of one run of a case in the emulator."""
-    tracer = Tracer()
-    run_once(case, version, EmulatorDevice(tracer=tracer, on_fault="collect"))
-    return tracer
+    """A `Film` (numdiff/emulator/film.py) of one run of a case in the emulator."""
+    film = Film()
+    run_once(case, version, EmulatorDevice(film=film, on_fault="collect"))
+    return film
 
 
 def compare_devices(case, version, first="emulator", second="cuda"):
