@@ -308,9 +308,9 @@ class Film:
         self._flights[copy] = flight
         flight.thread.log.append(("start", flight))
 
-    def load_starts(self, copy, text):
-        """A TMA load, an instance of tma.Load."""
-        self._copy_starts(copy, Flight("load", text, copy.thread, copy.site, True)).writes = [
+    def load_starts(self, copy, name):
+        """A TMA load, an instance of tma.Load, of a tensor that the kernel knows by this name."""
+        self._copy_starts(copy, Flight("load", name, copy.thread, copy.site, True)).writes = [
             (copy.memory, copy.offset, copy.tensor.span)]
 
     def group_starts(self, about, copies):
@@ -320,15 +320,16 @@ class Film:
         flight.writes = [(copy.memory, copy.offset, copy.size) for copy in copies]
         self.starts(about, flight)
 
-    def store_starts(self, copy, text):
-        self._copy_starts(copy, Flight("store", text, copy.thread, copy.site)).reads = [
+    def store_starts(self, copy, name):
+        self._copy_starts(copy, Flight("store", name, copy.thread, copy.site)).reads = [
             (copy.memory, copy.offset, copy.tensor.span)]
 
     def _copy_starts(self, copy, flight):
         tensor = copy.tensor
         self.copies.append(copy)
-        flight.detail = {"tensor": tensor.name, "dims": tensor.dims, "box": tensor.box, "at": copy.at,
+        flight.detail = {"tensor": flight.text, "dims": tensor.dims, "box": tensor.box, "at": copy.at,
                          "swizzle": tensor.swizzle}
+        flight.text += str(list(copy.at))
         self.starts(copy, flight)
         return flight
 

@@ -2,7 +2,7 @@
 // The page of a film (see reel.py for the data). A film is a function of the step: each view draws any step by itself.
 
 const $ = id => document.getElementById(id);
-const [NONE, INTEGERS, INTEGER, FLOATS, FLOAT, TRUTHS] = [0, 1, 2, 3, 4, 5]; // kinds of values
+const [NONE, INTEGERS, INTEGER, FLOATS, FLOAT, TRUTHS, WORDS] = [0, 1, 2, 3, 4, 5, 6]; // kinds of values
 const [LET, READ, WRITE, LANDING] = [1, 2, 3, 4]; // kinds of groups
 const WARP = 32;
 
@@ -46,9 +46,11 @@ class Reader { // of the integers and floats, which come in the order in which t
 
   values(count) { // {kind, numbers}; one number stands for all
     const kind = this.integer(), one = kind === INTEGER || kind === FLOAT;
+    if (kind === WORDS) // of 64 bits
+      return {kind, numbers: Array.from({length: count}, () => BigInt(this.integer()) << 32n | BigInt(this.integer()))};
     const numbers = new Float64Array(kind === NONE ? 0 : one ? 1 : count);
     for (let k = 0, n = 0; k < numbers.length; k++)
-      numbers[k] = kind >= FLOATS && kind !== TRUTHS ? this.floats[this.float++] :
+      numbers[k] = kind === FLOATS || kind === FLOAT ? this.floats[this.float++] :
         kind === TRUTHS ? this.integer() : n += this.integer();
     return {kind, numbers};
   }
@@ -70,6 +72,7 @@ function atMost(sorted, value, count = sorted.length) { // index of the last ele
 function show(values, k) { // a number as text
   if (!values || values.kind === NONE) return "";
   const n = values.numbers[values.numbers.length === 1 ? 0 : k];
+  if (values.kind === WORDS) return "0x" + n.toString(16);
   if (values.kind === TRUTHS) return n ? "True" : "False";
   if (values.kind <= INTEGER) return String(n);
   if (Number.isNaN(n)) return "nan";
@@ -154,16 +157,24 @@ class Launch {
       [steps[at], by[at], order[at]] = [access.step, access, k];
     });
     array.written = {starts, steps, by, order};
+    array.read = new Int32Array(array.cells).fill(1 << 30); // of each cell the step of its first read
+    for (const access of this.accesses) if (access.kind === READ && access.array === array.number)
+      for (const place of access.places) for (let p = 0; p < access.per; p++)
+        if (access.step < array.read[place + p]) array.read[place + p] = access.step;
   }
 
-  lastWrite(array, cell, step) { // {access, k} or null
-    const {starts, steps, by, order} = array.written;
+  lastWrite(array, cell, step) { // the number of the last one, or -1
+    const {starts, steps} = array.written;
     let low = starts[cell], high = starts[cell + 1];
     while (low < high) {
       const middle = low + high >> 1;
       if (steps[middle] <= step) low = middle + 1; else high = middle;
     }
-    return low > starts[cell] ? {access: by[low - 1], k: order[low - 1]} : null;
+    return low > starts[cell] ? low - 1 : -1;
+  }
+
+  write(array, number) { // {access, k} or null
+    return number < 0 ? null : {access: array.written.by[number], k: array.written.order[number]};
   }
 
   at(row, step) { // {index, line, mask, now}: the last line of a warp at or before a step
@@ -195,7 +206,7 @@ let theme = {};
 function readTheme() {
   const style = getComputedStyle(document.documentElement);
   for (const name of ["paper", "panel", "ink", "pale", "line", "accent", "here", "fault", "read", "write", "copy", "tensor",
-    "wait", "empty", "light"]) theme[name] = style.getPropertyValue("--" + name).trim();
+    "wait", "empty", "seen", "light", "lines"]) theme[name] = style.getPropertyValue("--" + name).trim();
   colours.clear();
 }
 
@@ -206,19 +217,19 @@ function colourOf(row, lane) { // of a warp; its lanes differ in lightness
     parseFloat(theme.light) + (lane - 15.5) * (film.launch.rows.length > 4 ? 0.35 : 0.9)}%)`);
   return colours.get(key);
 }
-const colourOfLine = line => `hsl(${(28 + line * 67) % 360} 55% ${theme.light})`;
+const colourOfLine = line => `hsl(${(28 + line * 67) % 360} 42% ${theme.lines})`;
 
-function size(canvas, width, height) { // in pixels of the page; returns the context
-  const scale = window.devicePixelRatio || 1;
+function size(canvas, width, height, keep = false) { // in pixels of the page; returns the context of an empty canvas
+  const scale = window.devicePixelRatio || 1, context = canvas.getContext("2d");
   if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
     canvas.width = Math.round(width * scale);
     canvas.height = Math.round(height * scale);
     canvas.style.width = width + "px";
     canvas.style.height = height + "px";
+    keep = false;
   }
-  const context = canvas.getContext("2d");
   context.setTransform(scale, 0, 0, scale, 0, 0);
-  context.clearRect(0, 0, width, height);
+  if (!keep) context.clearRect(0, 0, width, height);
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
   return context;
@@ -251,12 +262,12 @@ const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "
 
 // Source ------------------------------------------------------------------------------------------------------------
 
-const WORDS = new Set(("False None True and as assert break class continue def del elif else except finally for from if " +
+const PYTHON = new Set(("False None True and as assert break class continue def del elif else except finally for from if " +
   "import in is lambda nonlocal not or pass raise return try while with yield").split(" "));
 
 function paint(parent, text) { // Python, coloured: strings and comments, then words
   for (const [token] of text.matchAll(/#.*|"""(?:.*?)(?:"""|$)|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\w+|\W/g)) {
-    const kind = token[0] === "#" ? "c" : token[0] === '"' || token[0] === "'" && token.length > 1 ? "s" : WORDS.has(token) ? "k" : "";
+    const kind = token[0] === "#" ? "c" : token[0] === '"' || token[0] === "'" && token.length > 1 ? "s" : PYTHON.has(token) ? "k" : "";
     if (kind) parent.append(element("span", kind, token)); else parent.append(token);
   }
 }
@@ -265,6 +276,8 @@ class Source {
   constructor(launch) {
     const pane = $("source");
     pane.replaceChildren();
+    pane.classList.toggle("racing", launch.faults.some(fault => fault.kind === "race"));
+    pane.classList.toggle("many", launch.rows.length > 12);
     this.lines = new Map(); // number of a line -> its element
     const numbers = new Map(launch.lines.map(([source, line], k) => [source + ":" + line, k]));
     this.blocks = launch.sources.map(([name, file, first, text], source) => {
@@ -275,7 +288,7 @@ class Source {
         const row = element("div", "code"), mark = element("i"), code = element("span"), here = element("em");
         row.append(mark, element("u", "", first + k), code, here);
         paint(code, line);
-        code.title = line.trim();
+        if (line.length > 50) row.title = line.trim();
         const number = numbers.get(source + ":" + k);
         if (number !== undefined) {
           mark.style.background = colourOfLine(number);
@@ -336,7 +349,7 @@ class Source {
       this.mine = mine;
       if (mine) {
         const pane = $("source"), top = mine.getBoundingClientRect().top - pane.getBoundingClientRect().top;
-        if (top < 30 || top > pane.clientHeight - 50) pane.scrollTop += top - pane.clientHeight / 2;
+        if (top < 50 || top > pane.clientHeight - 60) pane.scrollTop += top - pane.clientHeight / 2;
       }
     }
     this.paths.forEach((path, number) => path?.classList.toggle("chosen", number === selected.fault));
@@ -345,13 +358,17 @@ class Source {
 
 // Warps over steps --------------------------------------------------------------------------------------------------
 
+const barriersOf = (launch, block) => launch.barriers.filter(b => b.block === block && b.events.length).sort(
+  (a, b) => a.name.localeCompare(b.name, "en", {numeric: true}));
+
 class Timeline {
   constructor(launch) {
     this.canvas = $("timeline");
+    this.layer = element("canvas"); // all but what moves with the step
     this.labels = 92;
     this.zoom = null;
     this.first = 0;
-    this.rowHeight = launch.rows.length > 16 ? 15 : launch.rows.length > 6 ? 18 : 22;
+    this.rowHeight = launch.rows.length > 20 ? 12 : launch.rows.length > 12 ? 15 : launch.rows.length > 6 ? 18 : 22;
     const named = name => {
       const item = element("span"), chip = element("i");
       item.append(chip, name);
@@ -377,8 +394,6 @@ class Timeline {
       bands.push({kind: "warp", row, gap: row.block !== last && launch.blocks.length > 1 ? 14 : 0});
       last = row.block;
     }
-    launch.barriers.filter(barrier => barrier.block === block && barrier.events.length).forEach((barrier, k) =>
-      bands.push({kind: "mbarrier", barrier, gap: k ? 0 : 6}));
     for (const [kind, name] of [["copy", "copies"], ["wgmma", "tensor cores"]]) {
       const flights = launch.flights.filter(f => (f.kind === "wgmma") === (kind === "wgmma") && launch.rows[f.row].block === block);
       if (!flights.length) continue;
@@ -391,13 +406,14 @@ class Timeline {
       }
       bands.push({kind, name, flights, lanes: free.length, gap: 6});
     }
+    barriersOf(launch, block).forEach((barrier, k) => bands.push({kind: "mbarrier", barrier, gap: k ? 0 : 6}));
     return bands;
   }
 
   draw(launch, step, selected) {
     const block = launch.rows[selected.row].block, width = $("rows").clientWidth - 2, labels = this.labels;
     if (this.block !== block || this.of !== launch) {
-      [this.block, this.of] = [block, launch];
+      [this.block, this.of, this.key] = [block, launch, ""];
       this.all = this.bands(launch, block);
       let y = 16;
       for (const band of this.all) {
@@ -413,11 +429,24 @@ class Timeline {
     if (step < this.first + 2 || step > this.first + shown - 3) // the window follows the step
       this.first = Math.max(0, Math.min(step - Math.floor(shown / 3), launch.length - shown));
     const first = this.first, last = Math.min(launch.length, first + shown + 1), x = s => labels + (s - first) * cell;
+    const key = [first, cell, width, selected.row, selected.fault].join();
+    if (this.key !== key) {
+      this.key = key;
+      this.still(size(this.layer, width, this.height), launch, first, last, x, cell, selected);
+    }
     const context = size(this.canvas, width, this.height);
-    this.axis(context, first, last, x, cell);
     context.fillStyle = theme.here;
     context.fillRect(x(step), 14, cell, this.height - 16);
-    for (const band of this.all) this[band.kind](context, launch, band, first, last, x, cell, selected, block, step);
+    context.drawImage(this.layer, 0, 0, width, this.height);
+    context.strokeStyle = theme.accent;
+    context.lineWidth = 1.5;
+    context.strokeRect(x(step) - 0.5, 13.5, cell + 1, this.height - 15);
+  }
+
+  still(context, launch, first, last, x, cell, selected) {
+    const labels = this.labels;
+    this.axis(context, first, last, x, cell);
+    for (const band of this.all) this[band.kind](context, launch, band, first, last, x, cell);
     context.fillStyle = theme.ink;
     for (const [at, , rows] of launch.meets) {
       if (at < first || at > last) continue;
@@ -425,9 +454,6 @@ class Timeline {
       const top = Math.min(...bands.map(b => b.y)), bottom = Math.max(...bands.map(b => b.y + b.height));
       context.fillRect(x(at) - 1.5, top, 2, bottom - top);
     }
-    context.strokeStyle = theme.accent;
-    context.lineWidth = 1.5;
-    context.strokeRect(x(step) - 0.5, 13.5, cell + 1, this.height - 15);
     this.races(context, launch, x, cell, selected);
     context.clearRect(0, 0, labels - 1, this.height);
     this.names(context, launch, selected);
@@ -542,7 +568,7 @@ class Timeline {
       if (from[0] > to[0]) [from, to] = [to, from];
       const place = ([step, row]) => [x(step) + cell / 2, this.all[row].y + this.all[row].height / 2];
       let [[a, b], [c, d]] = [place(from), place(to)];
-      if (Math.max(a, c) < this.labels || Math.min(a, c) > context.canvas.clientWidth) return;
+      if (Math.max(a, c) < this.labels || Math.min(a, c) > 4000) return;
       const bend = b === d ? -Math.max(16, this.rowHeight) : 0, [mx, my] = [(a + c) / 2 + (a === c ? 18 : 0), (b + d) / 2 + bend];
       const angle = Math.atan2(d - my, c - mx);
       [c, d] = [c - 6 * Math.cos(angle), d - 6 * Math.sin(angle)];
@@ -583,7 +609,8 @@ class Thread {
     this.title = element("h2");
     this.grid = element("div");
     this.grid.id = "lanes";
-    this.table = element("table");
+    this.table = element("div");
+    this.table.id = "variables";
     pane.append(this.title, this.grid, this.table);
     this.buttons = Array.from({length: WARP}, (_, lane) => {
       const button = element("button");
@@ -593,7 +620,7 @@ class Thread {
       return button;
     });
     this.table.onclick = event => {
-      const row = event.target.closest("tr");
+      const row = event.target.closest("p");
       if (row) film.select({variable: +row.dataset.name});
     };
     this.cells = new Map();
@@ -630,10 +657,10 @@ class Thread {
       [this.names, this.of] = [names, launch];
       this.cells.clear();
       this.table.replaceChildren(...seen.map(({name, label}) => {
-        const line = element("tr");
+        const line = element("p");
         line.dataset.name = name;
         line.title = "show this variable in every lane";
-        line.append(element("td", "", label), element("td"));
+        line.append(element("span", "", label), element("b"));
         this.cells.set(name, line);
         return line;
       }));
@@ -654,7 +681,8 @@ class Memory {
     const pane = $("memory");
     pane.replaceChildren();
     this.parts = [];
-    for (const array of launch.arrays) for (const [name, type, first, count, columns] of array.parts) {
+    const used = new Set(launch.accesses.map(access => access.array));
+    for (const array of launch.arrays) if (used.has(array.number)) for (const [name, type, first, count, columns] of array.parts) {
       const box = element("div", "array"), title = element("h2"), canvas = element("canvas");
       title.append(element("b", "", name), `  ${type}, ${array.space}` + (
         array.single ? "" : `; a cell is ${array.size} bytes`));
@@ -669,7 +697,8 @@ class Memory {
 
   draw(launch, step, selected) {
     const block = launch.rows[selected.row].block, width = Math.max(120, $("memory").clientWidth - 26);
-    const accesses = launch.during(step);
+    const many = launch.rows.filter(row => row.block === block).length > 8; // then those of the chosen warp alone
+    const accesses = launch.during(step).filter(access => access.row === selected.row || !many && launch.rows[access.row]?.block === block);
     const flying = launch.flights.filter(f => f.start <= step && step < f.end);
     for (const part of this.parts) {
       part.box.hidden = part.array.block >= 0 && part.array.block !== block;
@@ -679,18 +708,24 @@ class Memory {
 
   part(launch, part, step, selected, width, accesses, flying) {
     const {array, first, count, columns} = part, rows = Math.ceil(count / columns);
-    const wide = Math.max(2, Math.min(46, Math.floor(width / columns))), tall = Math.max(3, Math.min(wide > 30 ? 19 : wide, Math.floor(460 / rows), 19));
-    const context = size(part.canvas, Math.min(columns, count) * wide + 2, rows * tall + 2), gap = wide > 4 && tall > 4 ? 1 : 0;
-    Object.assign(part, {wide, tall});
+    const wide = Math.max(2, Math.min(46, Math.floor(width / columns))), tall = Math.max(2, Math.min(wide > 30 ? 19 : wide, Math.floor((array.single ? 460 : 240) / rows), 19));
+    const key = [launch.kernel, wide, tall, theme.paper].join(), keep = part.key === key, gap = wide > 4 && tall > 4 ? 1 : 0;
+    const context = size(part.canvas, Math.min(columns, count) * wide + 2, rows * tall + 2, keep);
+    if (!keep) Object.assign(part, {key, wide, tall, shown: new Int32Array(count).fill(-9), marked: new Set()});
+    const {shown, marked} = part; // what each cell shows; those with a mark of the step before
     const place = cell => [1 + (cell - first) % columns * wide, 1 + Math.floor((cell - first) / columns) * tall];
     const inside = cell => cell >= first && cell < first + count;
     const labelled = array.single && wide >= 26 && tall >= 12;
     context.textAlign = "center";
     context.font = "10px ui-monospace, Menlo, Consolas, monospace";
     for (let cell = first; cell < first + count; cell++) {
-      const [x, y] = place(cell), write = launch.lastWrite(array, cell, step);
-      context.fillStyle = !write ? theme.empty : write.access.kind === LANDING ? theme.copy :
-        colourOf(write.access.row, laneOf(write.access, write.k));
+      const event = launch.lastWrite(array, cell, step), state = event < 0 && array.read[cell] <= step ? -2 : event;
+      if (shown[cell - first] === state && !marked.has(cell)) continue;
+      shown[cell - first] = state;
+      const [x, y] = place(cell), write = launch.write(array, event);
+      context.clearRect(x, y, wide, tall);
+      context.fillStyle = !write ? array.read[cell] <= step ? theme.seen : theme.empty :
+        write.access.kind === LANDING ? `hsl(${150 + write.access.flight * 13 % 40} 55% ${30 + write.access.flight * 7 % 20}%)` : colourOf(write.access.row, laneOf(write.access, write.k));
       context.fillRect(x, y, wide - gap, tall - gap);
       if (labelled) {
         const text = write ? show(write.access.values, write.k) : show(array.initial, cell);
@@ -698,8 +733,10 @@ class Memory {
         context.fillText(fit(text, Math.floor((wide - 3) / 6)), x + wide / 2, y + tall / 2 + 0.5);
       }
     }
+    marked.clear();
     const ring = (cell, colour, thick) => {
       const [x, y] = place(cell);
+      marked.add(cell);
       context.strokeStyle = colour;
       context.lineWidth = thick;
       context.strokeRect(x + thick / 2 - 0.5, y + thick / 2 - 0.5, wide - thick, tall - thick);
@@ -708,7 +745,6 @@ class Memory {
       for (const [number, from, cells] of flight.writes) if (number === array.number)
         this.spans(from, cells, part, (x, y, w) => {
           hatch(context, x, y, w, tall - gap, theme.copy);
-          if (wide > 5) ring((Math.round((y - 1) / tall)) * columns + Math.round((x - 1) / wide) + first, theme.copy, 1);
         });
       for (const [number, from, cells] of flight.reads) if (number === array.number)
         this.spans(from, cells, part, (x, y, w) => {
@@ -719,7 +755,7 @@ class Memory {
         });
     }
     for (const access of accesses) {
-      if (access.array !== array.number || access.kind === LANDING || launch.rows[access.row].block !== launch.rows[selected.row].block) continue;
+      if (access.array !== array.number) continue;
       const mine = access.row === selected.row;
       access.places.forEach((from, k) => {
         for (let p = 0; p < access.per; p++) if (inside(from + p))
@@ -735,6 +771,7 @@ class Memory {
   spans(from, cells, part, visit) { // the rows of cells that a range takes
     let at = Math.max(from, part.first);
     const end = Math.min(from + cells, part.first + part.count);
+    for (let cell = at; cell < end; cell++) part.marked.add(cell);
     while (at < end) {
       const column = (at - part.first) % part.columns, run = Math.min(end - at, part.columns - column);
       visit(1 + column * part.wide, 1 + Math.floor((at - part.first) / part.columns) * part.tall, run * part.wide);
@@ -746,7 +783,7 @@ class Memory {
     const {array, first, count, columns, wide, tall} = part;
     const column = Math.floor((event.offsetX - 1) / wide), cell = Math.floor((event.offsetY - 1) / tall) * columns + column;
     if (column < 0 || column >= columns || cell < 0 || cell >= count) return;
-    const write = launch.lastWrite(array, first + cell, film.step), [name] = array.parts.find(p => p[2] === first);
+    const write = launch.write(array, launch.lastWrite(array, first + cell, film.step)), [name] = array.parts.find(p => p[2] === first);
     const where = columns === 32 ? cell * (array.size / array.itemsize) : `${Math.floor(cell / columns)}, ${column * (array.size / array.itemsize)}`;
     const who = !write ? "not written in this film" : write.access.kind === LANDING ?
       `written by ${launch.flights.find(f => f.number === write.access.flight)?.text} at step ${write.access.step}` :
@@ -755,10 +792,11 @@ class Memory {
   }
 }
 
-function fit(text, letters) {
+function fit(text, letters) { // a number in a small cell
   if (text.length <= letters) return text;
-  const dot = text.indexOf(".");
-  return text.includes("e") || dot < 0 || dot > letters ? "…" : text.slice(0, letters).replace(/\.$/, "");
+  const dot = text.indexOf("."), short = text.includes("e") || dot < 0 || dot > letters ?
+    (+text).toExponential(0).replace("+", "") : text.slice(0, letters).replace(/\.$/, "");
+  return short.length <= letters ? short : "…";
 }
 
 function laneOf(access, k) { // the lane that made the k-th write of an access
@@ -775,15 +813,16 @@ class Engines {
   constructor(launch) {
     const pane = $("engines");
     pane.replaceChildren();
-    const add = title => {
+    const add = (title, drawn = true) => {
       const box = element("div", "engine"), head = element("h2"), body = element("div"), canvas = element("canvas");
       head.append(element("b", "", title));
-      box.append(head, body, canvas);
+      box.append(head, body);
+      if (drawn) box.append(canvas);
       pane.append(box);
       return {box, head, body, canvas};
     };
     this.tensors = new Map();
-    if (launch.barriers.length) this.barriers = add("mbarriers");
+    if (launch.barriers.length) this.barriers = add("mbarriers", false);
     for (const flight of launch.flights) if (flight.detail.dims) {
       const key = flight.detail.tensor + flight.kind + flight.detail.box;
       if (!this.tensors.has(key)) {
@@ -808,7 +847,7 @@ class Engines {
   }
 
   drawBarriers(launch, step, block) {
-    this.barriers.body.replaceChildren(...launch.barriers.filter(b => b.block === block && b.events.length).map(({name, count, events}) => {
+    this.barriers.body.replaceChildren(...barriersOf(launch, block).map(({name, count, events}) => {
       const line = element("div", "barrier"), phase = events.filter(e => e[3] === "end" && e[0] <= step).length;
       let come = 0, bytes = 0;
       for (const [at, , of, kind, number] of events) if (at <= step && of === phase) {
@@ -886,6 +925,14 @@ class Engines {
       context.fillStyle = "#fff";
       context.fillText(register, x + cell / 2 - 0.5, y + cell / 2);
     });
+    context.fillStyle = theme.pale;
+    context.textAlign = "right";
+    context.font = "bold 12px system-ui, sans-serif";
+    context.fillText("A", k * cell, k * cell + 4);
+    context.fillText("B", k * cell + 8, cell);
+    context.fillText("D", k * cell + 13, k * cell + 7);
+    context.textAlign = "center";
+    context.font = `${Math.min(10, cell - 4)}px ui-monospace, monospace`;
     draw(b, 8, k * cell + 14, 2);
     draw(a, k, 2, k * cell + 14);
     draw(d, 8, k * cell + 14, k * cell + 14);
@@ -979,6 +1026,7 @@ const film = {
       (launch.arguments.length ? ` — ${launch.arguments.join(", ")}` : "") + (launch.cut ? " — the end is left out: the film is too long" : "") +
       (this.leftOut ? ` — ${plural(this.leftOut, "further launch")} left out` : "");
     $("fault").hidden = !faults;
+    $("caption").classList.toggle("calm", !faults);
     $("fault").textContent = `⚠ ${plural(faults, "fault")}: show (F)`;
     $("slider").max = launch.length - 1;
     this.selected = {row: 0, lane: 0, variable: -1, fault: -1};
@@ -995,7 +1043,8 @@ const film = {
     if (change.variable === this.selected.variable) change.variable = -1;
     Object.assign(this.selected, change);
     this.selected.row = Math.max(0, Math.min(this.launch.rows.length - 1, this.selected.row));
-    this.selected.lane = Math.max(0, Math.min(this.launch.rows[this.selected.row].threads - 1, this.selected.lane));
+    const lanes = this.launch.rows[this.selected.row].threads, {every} = this.launch;
+    this.selected.lane = Math.floor(Math.max(0, Math.min(lanes - 1, this.selected.lane)) / every) * every;
     this.draw();
   },
 
@@ -1039,8 +1088,8 @@ const KEYS = {
   " ": ["space", "play, pause", () => film.play()],
   ArrowUp: ["↑  ↓", "the warp above, below", () => film.select({row: film.selected.row - 1})],
   ArrowDown: [null, null, () => film.select({row: film.selected.row + 1})],
-  "[": ["[  ]", "the lane before, after", () => film.select({lane: film.selected.lane - 1})],
-  "]": [null, null, () => film.select({lane: film.selected.lane + 1})],
+  "[": ["[  ]", "the lane before, after", () => film.select({lane: film.selected.lane - film.launch.every})],
+  "]": [null, null, () => film.select({lane: film.selected.lane + film.launch.every})],
   f: ["F", "the next fault", () => film.launch.faults.length && film.fault()],
   "+": ["+  −", "wider, narrower steps", () => film.zoom(1.5)],
   "-": [null, null, () => film.zoom(1 / 1.5)],

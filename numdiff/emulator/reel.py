@@ -31,14 +31,14 @@ from .writing import WRITERS
 
 LIMIT = 4_000_000  # bytes of a page
 SHOWN = 24  # launches that a page has at most
-CELLS = {SHARED: 16384, GLOBAL: 4096}  # at most, of an array: several elements share a cell in larger ones
+CELLS, CHUNK = 4096, 16  # cells of an array at most; bytes of a cell of a larger one
 FOLDER = pathlib.Path(__file__).parent
 THINNED = ((1, True), (4, True), (16, True), (32, True), (32, False))  # every n-th lane's variables; values in memory
-NONE, INTEGERS, INTEGER, FLOATS, FLOAT, TRUTHS = range(6)  # what a group's values are; one for all lanes, or each its own
+NONE, INTEGERS, INTEGER, FLOATS, FLOAT, TRUTHS, WORDS = range(7)  # what a group's values are; one for all lanes, or each its own
 LAYOUTS = {"m16n8k16": (fragments.fragment_a_m16n8k16, fragments.fragment_b_m16n8k16, 16),
            "m16n8k8": (fragments.fragment_a_m16n8k8, fragments.fragment_b_m16n8k8, 8),
            "m16n8k8.tf32": (fragments.fragment_a_m16n8k8_tf32, fragments.fragment_b_m16n8k8_tf32, 8)}
-EXACT = 1 << 52  # larger integers are shown as floats
+EXACT = 1 << 52  # larger integers are shown as words of 64 bits
 
 
 # The page -------------------------------------------------------------------------------------------------------------
@@ -301,19 +301,20 @@ class Cells:
             f"u{min([a.itemsize for a in inside if a.itemsize in (1, 2, 4, 8)], default=1)}")
         self.size = max(1, self.dtype.itemsize)
         total = max([a.offset + a.nbytes for a in inside], default=self.memory.size)
-        limit = CELLS[self.memory.space]
         self.start = min([a.offset for a in inside], default=0)
-        while (total - self.start) // self.size > limit:
+        if (total - self.start) // self.size > CELLS:
+            self.size = max(self.size, CHUNK)
+        while (total - self.start) // self.size > 4 * CELLS:
             self.size *= 2
         self.count = max(1, -(-(total - self.start) // self.size))
         self.single = self.size == self.dtype.itemsize and self.dtype.kind in "biuf"
         self.parts, taken = [], self.start
         for array in sorted(inside, key=lambda a: (a.offset, -a.nbytes)):
             if array.offset >= taken or not self.parts:
-                columns = array.shape[-1] * array.itemsize // self.size if array.ndim > 1 else 32
+                columns = array.shape[-1] * array.itemsize // self.size if array.ndim > 1 else 32 if self.single else 64
+                while array.ndim == 1 and array.nbytes // self.size > 96 * columns:
+                    columns *= 2
                 shape = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
-                if array.ndim == 1 and self.size > self.dtype.itemsize:
-                    columns = max(8, 128 // self.size)
                 self.parts.append((array.name, shape, (array.offset - self.start) // self.size,
                                    max(1, array.nbytes // self.size), max(1, min(columns, 256))))
                 taken = array.offset + array.nbytes
@@ -362,7 +363,11 @@ def values(integers, floats, numbers):
     elif all(isinstance(n, (bool, np.bool_)) for n in numbers):
         integers.append(TRUTHS)
         integers.extend(int(n) for n in numbers)
-    elif all(isinstance(n, (int, np.integer)) and -EXACT < n < EXACT for n in numbers):
+    elif all(isinstance(n, (int, np.integer)) for n in numbers) and any(abs(int(n)) >= EXACT for n in numbers):
+        integers.append(WORDS)
+        for n in numbers:
+            integers.extend((int(n) >> 32 & 0xFFFFFFFF, int(n) & 0xFFFFFFFF))
+    elif all(isinstance(n, (int, np.integer)) for n in numbers):
         same = len(numbers) > 1 and numbers.count(numbers[0]) == len(numbers)
         integers.append(INTEGER if same else INTEGERS)
         differences(integers, [int(n) for n in (numbers[:1] if same else numbers)])

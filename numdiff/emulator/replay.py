@@ -22,17 +22,22 @@ class Lane:
     """One thread while its log is replayed.
 
     stack: (line, iteration) of the calls and loops that it is in; calls: how long the stack was at each call
+    site, following: of its last line and of its next one
     """
 
     __slots__ = ("log", "at", "row", "bit", "stack", "calls", "functions", "site", "ordinal", "token", "text", "since",
-                 "key", "done", "last")
+                 "following", "done")
 
     def __init__(self, log, row, bit):
         self.log, self.row, self.bit = log, row, bit
-        self.at = self.ordinal = self.last = 0
+        self.at = self.ordinal = 0
         self.stack, self.calls, self.functions, self.site = [], [], [], None
-        self.token = self.text = self.key = None
+        self.token = self.text = self.following = None
         self.since, self.done = 0, False
+
+    def place(self):
+        """Where it is: of two lanes the one with the lower place is behind."""
+        return *self.stack, (SITES.places[self.following][2], -1)
 
 
 class Group:
@@ -128,7 +133,7 @@ class Replay:
 
     def _step(self, row, lanes, step):
         """One step of a warp; whether anything happened."""
-        best, group, moved = None, [], False
+        group, moved = [], False
         for lane in lanes:
             if lane.token is not None:
                 if lane.token.at is None or lane.token.at >= step:
@@ -140,14 +145,15 @@ class Replay:
                     continue
             if lane.done:
                 continue
-            if best is None or lane.key < best:
-                best, group = lane.key, [lane]
-            elif lane.key == best:
+            if not group:
                 group.append(lane)
+            elif lane.following == group[0].following and lane.stack == group[0].stack:
+                group.append(lane)
+            elif lane.place() < group[0].place():
+                group = [lane]
         if not group:
             return moved
-        site = group[0].log[group[0].at]
-        mask = 0
+        site, mask = group[0].following, 0
         for lane in group:
             lane.site, lane.ordinal = site, 0
             mask |= 1 << lane.bit
@@ -159,11 +165,11 @@ class Replay:
 
     def _advance(self, lane, step):
         """Take entries of a lane's log up to its next line, or to where it must wait."""
-        log, lane.last = lane.log, step
+        log = lane.log
         while lane.at < len(log):
             entry = log[lane.at]
             if entry.__class__ is int:
-                lane.key = (*lane.stack, (SITES.places[entry][2], -1))
+                lane.following = entry
                 return
             lane.at += 1
             kind = entry[0]

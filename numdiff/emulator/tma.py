@@ -83,10 +83,9 @@ def _known_pieces(machine, tensor, at, inside):
 
 
 def _named(copy, descriptor):
-    """The name of a copy's tensor in a film; for an array without one, the kernel's name for its map."""
+    """Name a copy's tensor, if its array has no name, as the kernel names its map."""
     if copy.tensor.name == "array":
         copy.tensor.name = getattr(descriptor, "name", "") or "array"
-    return copy.tensor.name
 
 
 # Loads ----------------------------------------------------------------------------------------------------------------
@@ -147,7 +146,8 @@ def load(machine, address, descriptor, barrier, coordinates, block=None):
     state["loads"].append(copy)
     machine.asynchronous.queue.append(copy)
     if machine.film is not None:
-        machine.film.load_starts(copy, f"{_named(copy, descriptor)}{list(copy.at)}")
+        _named(copy, descriptor)
+        machine.film.load_starts(copy, getattr(descriptor, "name", "") or copy.tensor.name)
 
 
 def load_multicast(machine, address, descriptor, barrier, ranks, coordinates):
@@ -299,7 +299,8 @@ def store(machine, address, descriptor, coordinates):
         _claim_store(machine, copy)
     _stores(machine).open.append(copy)
     if machine.film is not None:
-        machine.film.store_starts(copy, f"{_named(copy, descriptor)}{list(copy.at)}")
+        _named(copy, descriptor)
+        machine.film.store_starts(copy, getattr(descriptor, "name", "") or copy.tensor.name)
 
 
 def _claim_store(machine, copy):
