@@ -60,8 +60,7 @@ def show(operation, version, ptx):
               help="Print a table of each kernel's source lines: requests of warps, transactions per request, bank "
                    "conflicts, FLOPs. (Counted in the emulator, on the first problem that launches the kernel.)")
 @click.option("--trace", "trace_file", metavar="FILE", type=click.Path(dir_okay=False),
-              help="Write a timeline of barriers and copies of the first problem: .svg, .png, .txt, or .json for "
-                   "chrome://tracing.")
+              help="Write a film of the first problem's run: a page that a browser shows (.html).")
 @click.option("--list", "only_list", is_flag=True, help="Show the names of the operations and exit.")
 def check(operations, device, orders, seed, against, version, counts, trace_file, only_list):
     """Run every version of the operations (default: all) on small problems.
@@ -70,19 +69,15 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
     run and thread order, and has no fault. The exit code is 1 if any version fails.
     """
     from numdiff.device import get_backend
-    from numdiff.errors import NumdiffError, UsageError
+    from numdiff.errors import NumdiffError
     from numdiff.kernels import check as checking
-    from numdiff.outputs import check_outputs
 
     if only_list:
         for name in sorted({case.name for case in checking.CASES}):
             click.echo(name)
         return
     cases = checking.cases_named(operations)
-    ending = os.path.splitext(trace_file)[1] if trace_file else ".svg"
-    if ending not in (".svg", ".png", ".txt", ".json"):
-        raise UsageError(f"--trace {trace_file}: a trace is written as .svg, .png, .txt or .json.")
-    check_outputs([("--trace", "the trace", trace_file)])
+    check_film(trace_file)
     shown = set()
     width = max(len(checking.Outcome(case, v).name) for case in cases for v in case.versions)
     failed = lacking = count = 0
@@ -112,9 +107,54 @@ def check(operations, device, orders, seed, against, version, counts, trace_file
                 click.echo(f"\n{recorder.table(kernel, 46, brief=True)}\n")
         if trace_file and count == 1:
             checking.trace_of(outcome.case, outcome.version).save(trace_file)
-            click.echo(f"{outcome.name}: timeline in {trace_file}")
+            click.echo(f"{outcome.name}: {film_written(trace_file)}")
     click.echo(f"{count - failed - lacking} of {count} passed on {device}"
                + (f", in {orders or 2} thread orders" if device == "emulator" else "")
                + (f"; {lacking} need another compute capability" if lacking else ""))
     if failed:
         raise NumdiffError(f"{failed} of {count} kernel versions did not pass; the report is above.")
+
+
+@kernels.command()
+@click.argument("operation", metavar="OPERATION")
+@click.argument("version", metavar="VERSION")
+@click.option("--problem", metavar="TEXT", help="The problem to run, as `numdiff kernels check` names it in brackets.  "
+                                                "[default: the version's first]")
+@click.option("--trace", "trace_file", metavar="FILE", type=click.Path(dir_okay=False),
+              help="Write a film of the run: a page that a browser shows (.html).")
+def run(operation, version, problem, trace_file):
+    """Run a version of an operation, its name or number, on a small problem in the emulator.
+
+    \b
+    numdiff kernels run softmax warp-per-row --trace softmax.html
+    """
+    from numdiff.errors import NumdiffError
+    from numdiff.kernels import check as checking
+
+    check_film(trace_file)
+    outcome, film = checking.run_version(operation, version, problem, bool(trace_file))
+    for launch in film.launches if film else ():
+        click.echo(f"{launch.kernel}, grid {launch.grid}, block {launch.block}")
+    if trace_file:
+        film.save(trace_file)
+    wrong = outcome.fault or (None if outcome.passed else "the result is wrong")
+    click.echo(f"{outcome.name}: " + (f"FAILED  {wrong}" if wrong else f"error {outcome.error:.1e}, "
+                                      f"{outcome.seconds:.1f} s"))
+    if trace_file:
+        click.echo(film_written(trace_file))
+    if wrong:
+        raise NumdiffError("the version did not pass; the report is above.")
+
+
+def check_film(path):
+    """Check before the work that a film can be written there; path: None for none."""
+    from numdiff.errors import UsageError
+    from numdiff.outputs import check_outputs
+
+    if path and os.path.splitext(path)[1] != ".html":
+        raise UsageError(f"--trace {path}: a film is written as .html.")
+    check_outputs([("--trace", "the film", path)])
+
+
+def film_written(path):
+    return f"film in {path} ({os.path.getsize(path) / 1000:,.0f} kB): open it in a browser"

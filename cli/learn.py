@@ -14,11 +14,12 @@ TRIES = 3  # after which --solution shows the solution without --yes
 @click.option("--solution", is_flag=True, help=f"Print a solution, after {TRIES} tries.")
 @click.option("--yes", is_flag=True, help="With --solution: print it before that, too.")
 @click.option("--counts", is_flag=True, help="With --check: also print what each line of the kernel costs.")
+@click.option("--film", is_flag=True, help="Write a film of your kernel's run next to your file, a page for a browser.")
 @click.option("--chapter", metavar="CHAPTER", type=click.IntRange(1), help="Write this chapter as a notebook.")
 @click.option("--run", is_flag=True, help="With --chapter: run it here instead, and write its figures as SVG files.")
 @click.option("--folder", metavar="FOLDER", type=click.Path(file_okay=False), default=".", show_default=True,
               help="The folder of your files.")
-def learn(number, check, hint, solution, yes, counts, chapter, run, folder):
+def learn(number, check, hint, solution, yes, counts, film, chapter, run, folder):
     """Learn GPU programming by chapters and puzzles, without a GPU.
 
     Without a number it lists the chapters, the puzzles and your stars. With a number it writes that puzzle's file into
@@ -31,12 +32,13 @@ def learn(number, check, hint, solution, yes, counts, chapter, run, folder):
     numdiff learn --chapter 1 --run   run it in the terminal
     numdiff learn 1                   write 01_map.py
     numdiff learn 1 --check           judge it
+    numdiff learn 1 --film            write 01_map.html, which shows its run step by step
     """
     from numdiff.errors import UsageError
     from numdiff.lessons import catalogue, progress
 
-    if check + hint + solution > 1:
-        raise UsageError("--check, --hint and --solution are three commands: give one of them.")
+    if check + hint + solution + film > 1:
+        raise UsageError("--check, --film, --hint and --solution are four commands: give one of them.")
     for flag, needs, given in (("--counts", "--check", counts and not check), ("--yes", "--solution",
                                                                                yes and not solution)):
         if given:
@@ -44,12 +46,12 @@ def learn(number, check, hint, solution, yes, counts, chapter, run, folder):
     if run and chapter is None:
         raise UsageError("--run needs --chapter.")
     if chapter is not None:
-        if number is not None or check or hint or solution:
+        if number is not None or check or hint or solution or film:
             raise UsageError("--chapter opens a chapter; a puzzle is another command.")
         (run_chapter if run else write_chapter)(chapter, folder)
         return
     if number is None:
-        if check or hint or solution:
+        if check or hint or solution or film:
             raise UsageError("give the number of a puzzle, such as `numdiff learn 1 --check`.")
         list_puzzles(catalogue.puzzles(), progress.load())
         return
@@ -68,12 +70,27 @@ def learn(number, check, hint, solution, yes, counts, chapter, run, folder):
         click.echo(puzzle.solution, nl=False)
     elif check:
         check_file(puzzle, pathlib.Path(folder) / f"{puzzle.name}.py", counts)
+    elif film:
+        film_file(puzzle, pathlib.Path(folder) / f"{puzzle.name}.py")
     else:
         path = puzzle.copy_to(folder)
         where = "" if folder == "." else f" --folder {folder}"
         click.echo(f"{path}: puzzle {number}, {puzzle.title}")
         click.echo(f"NumPy: {puzzle.specification}")
         click.echo(f"Edit the file, then run: numdiff learn {number} --check{where}")
+
+
+def film_file(puzzle, path):
+    from numdiff.errors import printable
+    from numdiff.lessons.judge import film_of
+
+    film, message = film_of(puzzle, path, random.randrange(1 << 30))
+    click.echo(printable(message))
+    if film is None:
+        raise SystemExit(1)
+    page = path.with_suffix(".html")
+    film.save(page)
+    click.echo(f"film in {page}: open it in a browser")
 
 
 def write_chapter(number, folder):

@@ -8,7 +8,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 
 import mkdocs_gen_files
 
@@ -29,7 +28,7 @@ MODULES = {"numdiff.nn": ("tensor", "module", "model", "layers", "unet", "dit", 
            "numdiff.diffusion": ("process", "sampling", "samplers", "schedule", "guidance", "paths"),
            "numdiff.training": ("trainer", "checkpoint", "options"),
            "numdiff.evaluation": ("features", "frechet", "kid", "precision_recall"),
-           "numdiff.emulator": ("launch", "faults", "counts", "trace"),
+           "numdiff.emulator": ("launch", "faults", "counts", "film"),
            "numdiff.device": ("array", "requires", "specialise", "philox", "arena", "replay"),
            "numdiff.kernels": ("operation", "problem")}
 GUIDES = {"numdiff/training": "Training in detail", "numdiff/data": "Data in detail", "numdiff/nn": "Models in detail",
@@ -38,14 +37,14 @@ GUIDES = {"numdiff/training": "Training in detail", "numdiff/data": "Data in det
           "numdiff/device": "GPUs and caches in detail", "numdiff/emulator": "The emulator in detail",
           "numdiff/benchmark": "Benchmarks in detail", "numdiff/kernels": "The kernels in reading order",
           "numdiff/extras": "Extras in detail"}
-# Timelines that the emulator draws, {file: [(operation, version, caption)]}, and its pictures of layouts
-TIMELINES = {"softmax": [("softmax", 1, "Version 1: a tree in shared memory, with a barrier for each level."),
-                         ("softmax", 2, "Version 2: a warp needs no barrier.")],
-             "matmul/tiled": [("matmul", 2, "Load a tile, wait, multiply, wait.")],
-             "matmul/levels/double_buffer": [("matmul_level", 2, "TMA copies run while the products of the tile before "
-                                              "are computed.")],
-             "matmul/levels/producer_consumer": [("matmul_level", 3, "One warpgroup loads, two multiply.")],
-             "matmul/levels/tma_store": [("matmul_level", 5, "TMA also stores the results.")]}
+# Films that the emulator makes, {file: [(operation, version, caption)]}, and its pictures of layouts
+FILMS = {"softmax": [("softmax", 1, "Version 1: a tree in shared memory, with a barrier for each level."),
+                     ("softmax", 2, "Version 2: a warp needs no barrier.")],
+         "matmul/tiled": [("matmul", 2, "Load a tile, wait, multiply, wait.")],
+         "matmul/levels/double_buffer": [("matmul_level", 2, "TMA copies run while the products of the tile before "
+                                          "are computed.")],
+         "matmul/levels/producer_consumer": [("matmul_level", 3, "One warpgroup loads, two multiply.")],
+         "matmul/levels/tma_store": [("matmul_level", 5, "TMA also stores the results.")]}
 LAYOUTS = {"matmul/mma": ("fragments", "The fragments of one m16n8k16 product: the elements of lane 5."),
            "matmul/levels/one_tile": ("tile", "A tile of float16 in shared memory with the 128-byte swizzle."),
            "conv2d/levels/shifted_boxes": ("box", "The boxes that TMA copies for three taps of a 3 × 3 convolution.")}
@@ -113,14 +112,12 @@ def figures_of(module):
 def drawn(name):
     """The emulator's pictures for the page of a kernel file, as Markdown."""
     text, up = "", "../" * (name.count("/") + 1)
-    for operation, version, caption in TIMELINES.get(name, ()):
+    for operation, version, caption in FILMS.get(name, ()):
         case = next(case for case in check.CASES if case.name == operation and version in case.versions)
-        path = f"pictures/{operation}-{version}.svg"
-        with tempfile.TemporaryDirectory() as folder:
-            file = pathlib.Path(folder) / "timeline.svg"
-            check.trace_of(case, version).save(file)
-            page(path, file.read_text(encoding="utf-8"))
-        text += f"![{caption}]({up}{path}){{ .wide }}\n\n*{caption} Each row is a warp; time runs to the right.*\n\n"
+        path = f"films/{operation}-{version}.html"
+        page(path, check.trace_of(case, version).html())
+        text += (f'<iframe src="{up}{path}" title="{caption}" loading="lazy" style="width:100%;height:640px;border:1px '
+                 f'solid #8884"></iframe>\n\n*{caption} Arrow keys step, space plays: [full window]({up}{path}).*\n\n')
     if name in LAYOUTS:
         file, caption = LAYOUTS[name]
         with mkdocs_gen_files.open(f"pictures/{file}.png", "wb") as picture:

@@ -19,8 +19,6 @@ source into a function that calls them.
 All is imported on first use: pytest imports this package for its plugin, in projects without kernels too.
 """
 import importlib
-import sys
-import types
 import typing
 
 if typing.TYPE_CHECKING:
@@ -53,18 +51,3 @@ def __getattr__(name):
 
 def __dir__():
     return __all__
-
-
-class _Package(types.ModuleType):
-    """`trace` is the function, and stays so when Python has imported the module of that name."""
-
-    @property
-    def trace(self):
-        return importlib.import_module(".trace", self.__name__).trace
-
-    @trace.setter
-    def trace(self, module):
-        pass
-
-
-sys.modules[__name__].__class__ = _Package

@@ -30,6 +30,8 @@ import numpy as np
 from .arrays import CheckedArray
 from .memory import CONSTANT, LOCAL
 from .reel import page, save, show
+from .replay import Replay
+from .still import still
 
 WARPS = 32  # that a film shows; further blocks run without being recorded
 LINES = 4 << 20  # of all threads together, after which recording stops
@@ -141,6 +143,10 @@ class Film:
 
     def _repr_html_(self):
         return show(self.launches)
+
+    def svg(self, launch=-1, blocks=1, width=1000):
+        """The warps over the steps as the text of an SVG file. blocks: how many of the launch; width: pixels"""
+        return still(Replay(self.launches[launch]), blocks, width).svg()
 
     # a launch ---------------------------------------------------------------------------------------------------------
 

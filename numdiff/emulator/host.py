@@ -313,7 +313,7 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
     on_fault: "raise" a `KernelFault` after a launch with faults, or "collect" them in the emulator's `faults`
     float64: True where float64 arithmetic is meant; None: where a kernel is given a float64 array
     break_at: (block, thread), two triples: where `breakpoint()` in a kernel stops; None: at the first thread
-    recorder: see counts.py; trace: True, or a `Film`, to record a film of the launches, the machine's `film` (film.py)
+    recorder: see counts.py; trace: True or a `Film`, to record a film of the launches, the machine's `film`
     patience: seconds after which a loop that waits is called endless
     """
     film = Film() if trace is True else trace or None

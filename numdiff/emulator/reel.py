@@ -5,8 +5,8 @@
     a list of float32           values
 
 Integers are written as in protocol buffers: seven bits to a byte, the sign in the lowest bit. All is deflated, which a
-browser undoes with its `DecompressionStream`. A page is kept below LIMIT bytes: first most lanes' variables are left out,
-then the values in memory, then the film's end.
+browser undoes with its `DecompressionStream`. A page is kept below LIMIT bytes. If it would be longer, most lanes'
+variables are left out; then the values in memory; then the film's end.
 """
 import base64
 import html
@@ -33,8 +33,9 @@ LIMIT = 4_000_000  # bytes of a page
 SHOWN = 24  # launches that a page has at most
 CELLS, CHUNK = 4096, 16  # cells of an array at most; bytes of a cell of a larger one
 FOLDER = pathlib.Path(__file__).parent
-THINNED = ((1, True), (4, True), (16, True), (32, True), (32, False))  # every n-th lane's variables; values in memory
-NONE, INTEGERS, INTEGER, FLOATS, FLOAT, TRUTHS, WORDS = range(7)  # what a group's values are; one for all lanes, or each its own
+THINNED = [(1, True, 1.0), (4, True, 1.0), (16, True, 1.0), (32, True, 1.0), (32, False, 1.0),  # the arguments of `Reel`
+           *((32, False, 1 / 2 ** k) for k in range(1, 12))]
+NONE, INTEGERS, INTEGER, FLOATS, FLOAT, TRUTHS, WORDS = range(7)  # kinds of values: INTEGER and FLOAT of all lanes
 LAYOUTS = {"m16n8k16": (fragments.fragment_a_m16n8k16, fragments.fragment_b_m16n8k16, 16),
            "m16n8k8": (fragments.fragment_a_m16n8k8, fragments.fragment_b_m16n8k8, 8),
            "m16n8k8.tf32": (fragments.fragment_a_m16n8k8_tf32, fragments.fragment_b_m16n8k8_tf32, 8)}
@@ -47,14 +48,13 @@ def page(shots):
     """The page of some launches, as text."""
     if not shots:
         raise ValueError("there is nothing to show: no kernel was launched while the film was recorded.")
-    replays, most = [Replay(shot) for shot in shots[:SHOWN]], max(1, min(len(shots), SHOWN))
-    left_out = len(shots) - most
-    room = LIMIT - sum(len(_part(name)) for name in ("page.html", "page.css", "page.js")) - 1000
-    for thinned in (*THINNED, *((32, False, 1 / 2 ** k) for k in range(1, 12))):
-        data = pack([Reel(replay, *thinned) for replay in replays], left_out)
+    replays = [Replay(shot) for shot in shots[:SHOWN]]
+    title = html.escape(", ".join(dict.fromkeys(shot.kernel for shot in shots[:SHOWN])))
+    room = LIMIT - sum(len(_part(name).encode()) for name in ("page.html", "page.css", "page.js")) - len(title)
+    for thinned in THINNED:
+        data = pack([Reel(replay, *thinned) for replay in replays], max(0, len(shots) - SHOWN))
         if len(data) <= room:
             break
-    title = html.escape(", ".join(dict.fromkeys(shot.kernel for shot in shots[:SHOWN])))
     parts = {"title": title, "style": _part("page.css"), "script": _part("page.js"), "data": data}
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html"))
 
@@ -82,8 +82,8 @@ def pack(reels, left_out=0):
                         separators=(",", ":")).encode()
     numbers = varints(integers)
     with np.errstate(all="ignore"):
-        parts = np.array(floats, np.float64).astype("<f4").view(np.uint8).reshape(-1, 4).T.tobytes()  # bytes of one rank
-    block = struct.pack("<3I", len(header), len(numbers), len(floats)) + header + numbers + parts
+        words = np.array(floats, np.float64).astype("<f4").view(np.uint8).reshape(-1, 4)
+    block = struct.pack("<3I", len(header), len(numbers), len(floats)) + header + numbers + words.T.tobytes()
     return base64.b64encode(zlib.compress(block, 9)).decode()
 
 

@@ -1,9 +1,9 @@
 """From the logs of threads (film.py) to the steps of warps.
 
-The emulator runs one thread after another; a GPU runs the lanes of a warp together. `replay` takes the logs and lets all
-warps make one step at a time: a step is one line, executed by those lanes of the warp that are at the same place. Of
-lanes at different places, those that are furthest behind go first, so that they meet again after a branch. A lane waits
-where it waited in the emulator: for a barrier, for the other lanes of a warp operation, for a phase of an mbarrier.
+The emulator runs one thread after another; a GPU runs the lanes of a warp together. `Replay` takes the logs, and all
+warps make one step at a time. A step is one line, executed by the lanes of the warp that are at the same place. Of lanes
+at different places, those furthest behind go first, so that they meet again after a branch. A lane waits where it
+waited in the emulator: for a barrier, for the other lanes of a warp operation, for a phase of an mbarrier.
 
 The order of steps is therefore one that the program allows, and the values are those of the emulator's run. They may
 disagree only where threads race. A TMA load lands LATENCY steps after its issue.

@@ -479,8 +479,8 @@ class Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         weight = ast.Constant(WAITING if waits else 1)
         turn = ast.copy_location(ast.Call(ast.Name("__turn", ast.Load()), [weight], []), node)
-        before = [turn, self.call("__iterate", (ast.Constant(self.site(node)),), node, False)] if self.filmed else [turn]
-        node.test = ast.copy_location(ast.BoolOp(ast.And(), [*before, node.test]), node)
+        report = [self.call("__iterate", (ast.Constant(self.site(node)),), node, False)] if self.filmed else []
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), [turn, *report, node.test]), node)
         return node
 
     def visit_Expr(self, node):

@@ -25,6 +25,7 @@ from . import advice
 
 ORDERS = ("forward", "reversed", "shuffled")
 SECONDS = 4  # of processor time, after which a learner's code counts as endless
+FILM_SECONDS = 20  # the same while a film is recorded
 PATIENCE = 1.0  # seconds without progress after which a waiting loop is called endless
 UNCOALESCED = 2.0  # times the transactions that would do: more is not coalesced. A row that is not aligned takes less
 
@@ -56,19 +57,39 @@ def judge(puzzle, path, seed=0):
     except Wrong as error:
         verdict = Verdict(0, str(error))
     except TooLong as stopped:
-        where = f"in line {stopped.args[0]}" if stopped.args[0] else "in the kernel"
-        verdict = Verdict(0, f"Stopped after {SECONDS} seconds {where}: a loop does not end, or takes far more steps "
-                             "than it must. Check what ends it.")
+        verdict = Verdict(0, endless(stopped, SECONDS))
     verdict.seconds = time.perf_counter() - begun
     return verdict
+
+
+def endless(stopped, seconds):
+    """What a `TooLong` means."""
+    where = f"in line {stopped.args[0]}" if stopped.args[0] else "in the kernel"
+    return (f"Stopped after {seconds} seconds {where}: a loop does not end, or takes far more steps than it must. "
+            "Check what ends it.")
+
+
+def film_of(puzzle, path, seed=0):
+    """(`Film` of the learner's kernel on the puzzle's first problem, or None if it does not run; a sentence)"""
+    module, film = puzzle.module, emulator.Film()
+    message = "The result is right; the judge also looks at other problems and thread orders."
+    try:
+        with time_limit(FILM_SECONDS, path):
+            text = read(path)
+            learner = loaded(module, path, text, parse(text, path))
+            grid, block, inputs = next(iter(module.problems(np.random.default_rng(seed))))
+            run(module, learner, path, text, grid, block, inputs, "forward", seed, film=film)
+    except Wrong as error:
+        message = str(error)
+    except TooLong as stopped:
+        message = endless(stopped, FILM_SECONDS)
+    return (film if film.launches else None), message
 
 
 def _judge(module, path, seed):
     text = read(path)
     tree = parse(text, path)
-    learner = load(text, path)
-    for name in [name for name in vars(module) if name.endswith("kernel")]:
-        check_kernel(learner, name, getattr(module, name), tree)
+    learner = loaded(module, path, text, tree)
     rng, recorder, float64, ordered = np.random.default_rng(seed), emulator.Recorder(), None, True
     for number, (grid, block, inputs) in enumerate(module.problems(rng)):
         results = set()
@@ -168,6 +189,14 @@ def load(text, path):
     return module
 
 
+def loaded(module, path, text, tree):
+    """The learner's module, whose kernels have the names and arguments of the puzzle's."""
+    learner = load(text, path)
+    for name in [name for name in vars(module) if name.endswith("kernel")]:
+        check_kernel(learner, name, getattr(module, name), tree)
+    return learner
+
+
 def check_kernel(learner, name, original, tree):
     found = getattr(learner, name, None)
     if found is None:
@@ -186,12 +215,12 @@ def check_kernel(learner, name, original, tree):
 
 # Runs -----------------------------------------------------------------------------------------------------------------
 
-def run(module, learner, path, text, grid, block, inputs, order, seed, recorder):
+def run(module, learner, path, text, grid, block, inputs, order, seed, recorder=None, film=None):
     """One run; a `Wrong` where it is not right. Returns the output, and the float64 fault or None."""
     expected = module.specification(*inputs)
     out = emulator.EmulatedArray(expected.shape, expected.dtype)
     gpu = emulator.Emulator(order=order, seed=seed, on_fault="collect", float64=False, patience=PATIENCE,
-                            recorder=recorder)
+                            recorder=recorder, film=film)
 
     def launch(kernel, grid, block, *arguments):
         gpu.launch(kernel, grid, block, *arguments)

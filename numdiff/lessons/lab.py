@@ -248,8 +248,8 @@ def _legend(picture, x, y, entries):
 
 def timeline(kernel, grid, block, *arguments, shared=0, blocks=1):
     """A picture of a run: a row for each warp, with its barriers and waits, and rows for copies and matrix products."""
-    tracer = emulator.trace(kernel, grid, block, *map(_emulated, arguments), shared=shared)
-    return Shown(tracer.svg(blocks=blocks, width=1000))
+    film = emulator.trace(kernel, grid, block, *map(_emulated, arguments), shared=shared)
+    return Shown(film.svg(blocks=blocks, width=1000))
 
 
 def ticks(kernel, grid, block, *arguments, shared=0):

@@ -1,7 +1,7 @@
-"""A headless Chromium for tests of pages: the DevTools protocol over two pipes, without a network and without a package.
+"""A headless Chromium for tests of pages, by the DevTools protocol over two pipes: no network, no further package.
 
-https://chromedevtools.github.io/devtools-protocol/: `Page`, `Runtime`, `Input`. Found by the variable CHROMIUM or on the
-path; Debian's package is `chromium`.
+https://chromedevtools.github.io/devtools-protocol/: `Page`, `Runtime`, `Input`. The browser is found by the variable
+CHROMIUM or on the path; Debian's package is `chromium`.
 """
 import base64
 import json

@@ -23,8 +23,9 @@ from .run import (
     compare_devices,
     counts_of,
     fused_kernels,
+    run_version,
     trace_of,
 )
 
 __all__ = ["CASES", "ORDERS", "Case", "Outcome", "all_kernels", "cases_named", "check", "check_case",
-           "compare_devices", "counts_of", "fused_kernels", "normal", "trace_of"]
+           "compare_devices", "counts_of", "fused_kernels", "normal", "run_version", "trace_of"]

@@ -223,6 +223,32 @@ def trace_of(case, version):
     return film
 
 
+def run_version(operation, wanted, problem=None, filmed=False):
+    """(`Outcome`, `Film` or None) of one run of an operation's version in the emulator, on one of its problems.
+
+    wanted: the version's name or number; problem: its label, None for the first. A `UsageError` for what there is not
+    """
+    cases = [case for case in CASES if case.name == operation] or cases_named([operation])
+    wanted = int(wanted) if str(wanted).isdecimal() else wanted
+    _check_version(cases, wanted)
+    runs = [(case, each) for case in cases for each in case.versions if each is not None
+            and _is_wanted(case, each, wanted) and problem in (None, case.label)]
+    if not runs:
+        labels = [case.label for case in cases if any(_is_wanted(case, each, wanted) for each in case.versions)]
+        raise UsageError(f"--problem {problem}: {operation} {wanted} has the problems {'; '.join(labels)}.")
+    (case, version), film, start = runs[0], Film() if filmed else None, time.perf_counter()
+    outcome = Outcome(case, version)
+    backend = EmulatorDevice(film=film, on_fault="collect")
+    try:
+        outcome.results = run_once(case, version, backend)
+        outcome.error = max(relative_error(a, b) for a, b in zip(outcome.results, reference(case), strict=True))
+    except FAULTS as error:
+        outcome.fault = str(error)
+    outcome.fault = "\n".join(map(str, backend.machine.faults)) or outcome.fault
+    outcome.seconds = time.perf_counter() - start
+    return outcome, film
+
+
 def compare_devices(case, version, first="emulator", second="cuda"):
     """(whether two devices give the same bits, their largest difference relative to the result's 2-norm)."""
     a, b = (run_once(case, version, get_backend(d)) for d in (first, second))
