@@ -31,6 +31,7 @@ from numdiff.device.ptxas import find_ptxas
 from numdiff.device.quick_types import quick_types
 from tests import advice, kept
 from tests.distributed.hosts import can_make_hosts
+from tests.emulator.browser import find_chromium
 from tests.kernels import covered
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
@@ -44,6 +45,7 @@ NEEDS = {  # what a test may need: (whether it is there, how to get it)
     "ptxas": (find_ptxas, "ptxas: pip install -e '.[test]'"),
     "proc": (pathlib.Path("/proc/self/maps").exists, "/proc"),
     "posix": (lambda: os.name == "posix", "a system with kill -9 and limits"),
+    "chromium": (find_chromium, "a Chromium, such as Debian's package chromium, or its path in CHROMIUM"),
     "full": (pathlib.Path("/dev/full").exists, "/dev/full"),
 }
 has = functools.cache(lambda name: bool(NEEDS[name][0]()))

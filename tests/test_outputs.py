@@ -103,7 +103,7 @@ def test_a_contact_sheet_is_refused_before_the_dataset_is_read(files, monkeypatc
     ("bench quality unet --grid qq.svg", "--grid qq.svg must end in .png."),
     ("bench quality unet --grid qq.txt", "--grid qq.txt must end in .png."),
     ("bench quality unet --grid q.png --json q.png", "--grid and --json name one file"),
-    ("kernels check --trace no/x.svg", "cannot write the trace no/x.svg: the folder does not exist")])
+    ("kernels check --trace no/x.html", "cannot write the film no/x.html: the folder does not exist")])
 def test_results_are_refused_before_the_work(files, command, message):
     device = () if command.startswith("kernels") else ("--device", "cpu")
     result = CliRunner().invoke(main, [*command.split(), *device])

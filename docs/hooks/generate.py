@@ -275,7 +275,7 @@ def written(folder):
 
 ORDER = {"tutorials": ("first-run.md", "own-pictures.md", "presets.md", "trouble.md", "first-kernel.md",
                        "reading-order.md"),
-         "how-to": ("learn.md", "sample.md", "resume.md", "fine-tune.md", "several-gpus.md", "evaluate.md",
+         "how-to": ("learn.md", "film.md", "sample.md", "resume.md", "fine-tune.md", "several-gpus.md", "evaluate.md",
                     "convert.md", "benchmark.md", "check-kernels.md", "test-without-gpu.md", "python.md",
                     "add-an-operation.md")}
 

@@ -1,4 +1,4 @@
-"""A picture of rectangles, lines and text, as SVG or PNG: what pictures.py and timeline.py draw with.
+"""A picture of rectangles, lines and text, as SVG or PNG: what pictures.py and still.py draw with.
 
 Coordinates are pixels from the upper left corner, y downwards; colours are "#rrggbb".
 """

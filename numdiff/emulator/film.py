@@ -174,14 +174,17 @@ class Film:
             if thread.log is not NOTHING:
                 shot.logs[thread] = thread.log
 
-    def launch_ends(self):
-        """A launch has ended, or was abandoned: what threads still wait for never comes."""
-        self._flush()
+    def abandons(self, blocks):
+        """The threads of these blocks that have not ended never will: what they wait for does not come."""
         never = Token()
         never.needed = 1
-        for thread in self._shot.logs:
-            if not thread.done and thread.wait is not None:
+        for thread in (thread for block in blocks for thread in block.threads if not thread.done):
+            if thread.wait is not None:
                 thread.log.append(("wait", never, _waits_for(thread.wait)))
+            thread.log = NOTHING
+
+    def launch_ends(self):
+        self._flush()
         self._shot = None
 
     def _stop(self):

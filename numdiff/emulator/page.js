@@ -400,7 +400,7 @@ class Timeline {
       const free = [];
       for (const flight of flights) {
         let lane = free.findIndex(until => until <= flight.start);
-        if (lane < 0) lane = free.length < 4 ? free.length : 3;
+        if (lane < 0) lane = Math.min(free.length, 7);
         free[lane] = Math.max(flight.end, flight.start + 1);
         flight.lane = lane;
       }
@@ -417,7 +417,8 @@ class Timeline {
       this.all = this.bands(launch, block);
       let y = 16;
       for (const band of this.all) {
-        band.height = band.kind === "warp" ? this.rowHeight : 13 * (band.lanes || 1) + 2;
+        band.thick = band.lanes > 3 ? 7 : 13;
+        band.height = band.kind === "warp" ? this.rowHeight : band.thick * (band.lanes || 1) + 2;
         band.y = y += band.gap;
         y += band.height;
       }
@@ -544,15 +545,15 @@ class Timeline {
     context.font = "10px system-ui, sans-serif";
     for (const flight of band.flights) {
       if (flight.end < first || flight.start > last) continue;
-      const left = Math.max(x(flight.start), this.labels), right = Math.max(left + 3, x(flight.end) - 1), y = band.y + 1 + 13 * flight.lane;
+      const left = Math.max(x(flight.start), this.labels), right = Math.max(left + 3, x(flight.end) - 1), {thick} = band, y = band.y + 1 + thick * flight.lane;
       context.fillStyle = colour;
       context.globalAlpha = 0.35;
-      context.fillRect(left, y, right - left, 11);
+      context.fillRect(left, y, right - left, thick - 2);
       context.globalAlpha = 1;
-      context.fillRect(left, y, 2.5, 11);
+      context.fillRect(left, y, 2.5, thick - 2);
       context.fillStyle = theme.ink;
       const letters = Math.floor((right - left - 8) / 5.6);
-      if (letters > 3) context.fillText(flight.text.slice(0, letters), left + 6, y + 6);
+      if (letters > 3 && thick > 9) context.fillText(flight.text.slice(0, letters), left + 6, y + 6);
     }
     context.font = "11px system-ui, sans-serif";
   }
@@ -636,7 +637,7 @@ class Thread {
       const exists = lane < row.threads, value = exists && row.variables.has(selected.variable) ? launch.value(row, selected.variable, lane, step) : null;
       button.className = (now && has(mask, lane) ? "on" : "off") + (lane === selected.lane ? " chosen" : "");
       button.hidden = !exists;
-      const text = value ? value.text : "";
+      const text = value ? fit(value.text, 7) : "";
       if (button.lastChild.textContent !== text) button.lastChild.textContent = text;
     });
     this.variables(launch, row, line, step, selected);
@@ -715,9 +716,9 @@ class Memory {
     const {shown, marked} = part; // what each cell shows; those with a mark of the step before
     const place = cell => [1 + (cell - first) % columns * wide, 1 + Math.floor((cell - first) / columns) * tall];
     const inside = cell => cell >= first && cell < first + count;
-    const labelled = array.single && wide >= 26 && tall >= 12;
+    const labelled = array.single && wide >= 20 && tall >= 12;
     context.textAlign = "center";
-    context.font = "10px ui-monospace, Menlo, Consolas, monospace";
+    context.font = `${wide < 32 ? 9 : 10}px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace`;
     for (let cell = first; cell < first + count; cell++) {
       const event = launch.lastWrite(array, cell, step), state = event < 0 && array.read[cell] <= step ? -2 : event;
       if (shown[cell - first] === state && !marked.has(cell)) continue;
@@ -730,7 +731,7 @@ class Memory {
       if (labelled) {
         const text = write ? show(write.access.values, write.k) : show(array.initial, cell);
         context.fillStyle = write ? "#fff" : theme.ink;
-        context.fillText(fit(text, Math.floor((wide - 3) / 6)), x + wide / 2, y + tall / 2 + 0.5);
+        context.fillText(fit(text, Math.floor((wide - 2) / (wide < 32 ? 5.5 : 6.1))), x + wide / 2, y + tall / 2 + 0.5);
       }
     }
     marked.clear();
@@ -794,8 +795,11 @@ class Memory {
 
 function fit(text, letters) { // a number in a small cell
   if (text.length <= letters) return text;
-  const dot = text.indexOf("."), short = text.includes("e") || dot < 0 || dot > letters ?
-    (+text).toExponential(0).replace("+", "") : text.slice(0, letters).replace(/\.$/, "");
+  for (let digits = 3; digits >= 0 && !text.includes("e") && text.includes("."); digits--) {
+    const short = (+text).toFixed(digits).replace(/^(-?)0\./, "$1.");
+    if (short.length <= letters && +short) return short;
+  }
+  const short = (+text).toExponential(0).replace("+", "");
   return short.length <= letters ? short : "…";
 }
 
@@ -907,7 +911,7 @@ class Engines {
     const [name, layout] = layouts[last[2]];
     const now = mine.length && last[0] === step;
     this.mma.body.textContent = `${name}, ${now ? "now" : mine.length ? "last at step " + last[0] : "not yet"}; framed: the elements of lane ${selected.lane}, with their registers`;
-    if (!layout) return;
+    if (!layout.length) return;
     const [[[, k], a], [, b], [, d]] = layout, cell = Math.max(9, Math.min(17, Math.floor((width - 16) / (k + 8))));
     const context = size(this.mma.canvas, (k + 8) * cell + 16, (k + 16) * cell + 16);
     context.font = `${Math.min(10, cell - 4)}px ui-monospace, monospace`;
@@ -1058,7 +1062,7 @@ const film = {
   draw() {
     const {launch, step, selected} = this;
     caption(launch, step, selected);
-    for (const view of this.views) view.draw(launch, step, selected);
+    for (const view of [...this.views].reverse()) view.draw(launch, step, selected); // the source scrolls, in its final size
     $("slider").value = step;
     $("step").textContent = `step ${step.toLocaleString("en")} of ${(launch.length - 1).toLocaleString("en")}`;
     Object.assign(document.body.dataset, {step, row: selected.row, lane: selected.lane, frames: ++this.frames});

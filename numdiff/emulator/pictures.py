@@ -3,10 +3,10 @@
     from numdiff.emulator import pictures
     pictures.mma("m16n8k16", lane=5).save("fragments.svg")
 
-    tracer = emulator.trace(kernel, grid, block, map_of_x, y)     # a kernel with tensor copies and matrix products
-    pictures.swizzled_tile(tracer.copies[0]).save("tile.png")
-    pictures.tma_box(tracer.copies[0]).save("box.png")
-    pictures.mma(tracer.products[0], lane=5).save("values.svg")   # the same, with the numbers
+    film = emulator.trace(kernel, grid, block, map_of_x, y)     # a kernel with tensor copies and matrix products
+    pictures.swizzled_tile(film.copies[0]).save("tile.png")
+    pictures.tma_box(film.copies[0]).save("box.png")
+    pictures.mma(film.products[0], lane=5).save("values.svg")   # the same, with the numbers
 
 Each is drawn from the emulator's own data: the layouts of fragments.py and wgmma_layouts.py, the registers of a
 product, the bytes that a copy wrote to shared memory, the tensor map of a copy. See drawing.py for what a `Picture` can
@@ -48,7 +48,7 @@ def owners(layout, lanes=layouts.LANES):
 
 
 def numbers(product):
-    """The shape of a `Tracer.products` entry, and its A, B and D: {(row, column): value}."""
+    """The shape of a `Film.products` entry, and its A, B and D: {(row, column): value}."""
     name, brain = product.name.removesuffix(".bf16"), product.name.endswith(".bf16")
     shape = next(s for s in sorted(MMA, key=len, reverse=True) if name.endswith(s.replace(" ", ".")))
     a, b, _, d = product.registers
@@ -60,7 +60,7 @@ def numbers(product):
 def mma(shape="m16n8k16", lane=5):
     """Fragments of A, B and C of an mma, laid out as the product is written: B above C, A to its left.
 
-    shape: of the instruction, or one of `Tracer.products`, whose numbers are then shown (those of D in C's place).
+    shape: of the instruction, or one of `Film.products`, whose numbers are then shown (those of D in C's place).
     Each element says its lane (T5) and its register (a2; b0.1 is the upper half of register b0), or its number. The
     colour is the register's, and the elements of one lane have a thick edge.
     """
@@ -244,7 +244,7 @@ def chunks_found(copy):
 def swizzled_tile(copy=None, rows=16, row_bytes=128, swizzle=128, address=0, chunk=2):
     """A tile in shared memory: on the left as the program sees it, on the right as stored; colours are banks.
 
-    copy: a load of `Tracer.copies`, whose bytes are looked at in shared memory; without one the tile is worked out from
+    copy: a load of `Film.copies`, whose bytes are looked at in shared memory; without one the tile is worked out from
     rows, row_bytes and swizzle (0, 32, 64, 128 bytes) at a shared address. At most `rows` rows are drawn.
     chunk: the column of 16-byte chunks that is outlined: rows 0 … 7 of it are read together by `ldmatrix`
     """
@@ -318,7 +318,7 @@ def swizzled_tile(copy=None, rows=16, row_bytes=128, swizzle=128, address=0, chu
 def tma_box(copy, x_axis=None, y_axis=None):
     """The box of a tensor copy over its image; chunks outside are hatched, and are zeros.
 
-    copy: of `Tracer.copies`, or several, drawn side by side. x_axis, y_axis: dimensions of the tensor, innermost 0; by
+    copy: of `Film.copies`, or several, drawn side by side. x_axis, y_axis: dimensions of the tensor, innermost 0; by
     default 0 and 1, or 1 and 2 where there are three or more (a row and a column of pixels, whose channels are 0).
     """
     copies = list(copy) if isinstance(copy, (list, tuple)) else [copy]

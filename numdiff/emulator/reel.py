@@ -22,8 +22,8 @@ import zlib
 
 import numpy as np
 
-from . import fragments
 from .memory import GLOBAL, SHARED
+from .pictures import MMA, owners
 from .replay import Replay
 from .rewrite import SITES
 from .wgmma_layouts import M, accumulator_place
@@ -33,12 +33,9 @@ LIMIT = 4_000_000  # bytes of a page
 SHOWN = 24  # launches that a page has at most
 CELLS, CHUNK = 4096, 16  # cells of an array at most; bytes of a cell of a larger one
 FOLDER = pathlib.Path(__file__).parent
-THINNED = [(1, True, 1.0), (4, True, 1.0), (16, True, 1.0), (32, True, 1.0), (32, False, 1.0),  # the arguments of `Reel`
-           *((32, False, 1 / 2 ** k) for k in range(1, 12))]
+THINNED = [(1, True, 1.0), (4, True, 1.0), (16, True, 1.0), (32, True, 1.0),  # arguments of `Reel`, one after the other
+           (32, False, 1.0), *((32, False, 1 / 2 ** k) for k in range(1, 12))]
 NONE, INTEGERS, INTEGER, FLOATS, FLOAT, TRUTHS, WORDS = range(7)  # kinds of values: INTEGER and FLOAT of all lanes
-LAYOUTS = {"m16n8k16": (fragments.fragment_a_m16n8k16, fragments.fragment_b_m16n8k16, 16),
-           "m16n8k8": (fragments.fragment_a_m16n8k8, fragments.fragment_b_m16n8k8, 8),
-           "m16n8k8.tf32": (fragments.fragment_a_m16n8k8_tf32, fragments.fragment_b_m16n8k8_tf32, 8)}
 EXACT = 1 << 52  # larger integers are shown as words of 64 bits
 
 
@@ -249,13 +246,9 @@ class Reel:
                 found.append([step, row, names.of(name)])
         layouts = []
         for name in names:
-            shape = name.removeprefix("mma.").removesuffix(".bf16")
-            if shape not in LAYOUTS:
-                layouts.append([name, None])
-                continue
-            a, b, k = LAYOUTS[shape]
-            layouts.append([name, [[(16, k), owners(a, 16, k)], [(k, 8), owners(b, k, 8)],
-                                   [(16, 8), owners(fragments.fragment_c_m16n8, 16, 8)]]])
+            fragments = MMA.get(name.removeprefix("mma.").removesuffix(".bf16").replace(".", " "), ())
+            layouts.append([name, [[size, [place[:2] for _, place in sorted(owners(layout).items())]]
+                                   for size, layout in fragments]])
         return {"at": found, "layouts": layouts}
 
     def _accumulators(self):
@@ -268,16 +261,6 @@ class Reel:
                 row, column = accumulator_place(thread, register)
                 found[8 * row + column] = thread, register
         return found
-
-
-def owners(layout, rows, columns):
-    """(lane, register) of each element of a fragment, row by row."""
-    found = [None] * (rows * columns)
-    for lane in range(fragments.LANES):
-        for register, elements in enumerate(layout(lane)):
-            for row, column in elements:
-                found[int(row) * columns + int(column)] = lane, register
-    return found
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------

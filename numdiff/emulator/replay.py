@@ -1,7 +1,7 @@
 """From the logs of threads (film.py) to the steps of warps.
 
 The emulator runs one thread after another; a GPU runs the lanes of a warp together. `Replay` takes the logs, and all
-warps make one step at a time. A step is one line, executed by the lanes of the warp that are at the same place. Of lanes
+warps make one step at a time. A step is one line, executed by the lanes of a warp that are at the same place. Of lanes
 at different places, those furthest behind go first, so that they meet again after a branch. A lane waits where it
 waited in the emulator: for a barrier, for the other lanes of a warp operation, for a phase of an mbarrier.
 
@@ -16,6 +16,7 @@ from .memory import LOCAL
 from .rewrite import SITES
 
 LATENCY = 8  # steps from the issue of a TMA load until it lands
+ENDLESS = 6  # steps that are shown of waits without an end
 
 
 class Lane:
@@ -112,13 +113,13 @@ class Replay:
             else:
                 idle += 1
             step += 1
-        last = step - idle - 1
-        for lanes in self._lanes:
-            for lane in lanes:
-                if lane.token is not None:
-                    self._wait_ends(lane, last + 1)
+        length = step - idle
+        stuck = [lane for lanes in self._lanes for lane in lanes if lane.token is not None]
+        length += ENDLESS * bool(stuck)
+        for lane in stuck:
+            self._wait_ends(lane, length)
         self._merge_waits()
-        return last + 1
+        return length
 
     def _land(self, step):
         """Flights that end by themselves at this step."""
@@ -280,7 +281,8 @@ class Replay:
         merged, meets = {}, {}
         for row, since, until, text, site, mask, token in self.waits:
             key = row, since, until, text, site
-            merged[key] = merged.get(key, 0) | mask
+            if until > since + 1:  # others arrive later
+                merged[key] = merged.get(key, 0) | mask
             if token.name is not None and token.at is not None:
                 meets.setdefault(id(token), (until, token.name, set()))[2].add(row)
         self.waits = [(*key, mask) for key, mask in merged.items()]

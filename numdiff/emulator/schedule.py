@@ -79,6 +79,8 @@ class Scheduler(Loops):
 
     def abandon(self):
         """Drop all threads that still wait: Python's collector sees no cycle through a greenlet."""
+        if self.machine.film is not None:
+            self.machine.film.abandons(self.blocks)
         for block in self.blocks:
             for thread in block.threads:
                 if thread.greenlet is not None and not thread.done:

@@ -36,7 +36,6 @@ def small_png(picture, path):
 def main():
     FOLDER.mkdir(exist_ok=True)
     gemm = trace_gemm()
-    gemm.save(FOLDER / "timeline.svg", width=1000)
     small_png(pictures.swizzled_tile(gemm.copies[-1], rows=10), FOLDER / "tile.png")
     boxes = [c for c in trace_convolution().copies if c.tensor.rank == 4]
     small_png(pictures.tma_box([boxes[0], boxes[4], boxes[-1]]), FOLDER / "box.png")

@@ -346,7 +346,7 @@ def test_one_kernel_on_two_machines():
     ({"cc": 90}, "cc 90 must be a compute capability, such as .9, 0."), ({"cc": "9.0"}, "cc '9.0' must"),
     ({"patience": -1}, "patience -1 must be seconds, above 0"), ({"patience": "5"}, "patience '5' must"),
     ({"float64": "yes"}, "float64 'yes' must be True, False or None"), ({"break_at": 3}, "break_at 3 must be"),
-    ({"break_at": ((0, 0, 0), 5)}, "such as ..0, 0, 0., .5, 0, 0.."), ({"tracer": True}, "must be an emulator.Tracer"),
+    ({"break_at": ((0, 0, 0), 5)}, "such as ..0, 0, 0., .5, 0, 0.."), ({"trace": 1}, "trace 1 must be True or"),
     ({"recorder": 1}, "must be an emulator.Recorder")])
 def test_options_of_a_device_that_are_refused(option, text):
     with pytest.raises(ValueError, match=text), emulator.device(**option):

@@ -104,8 +104,8 @@ def test_numbers_of_a_product_are_those_of_the_run(dtype):
     a, b = (rng.integers(-9, 10, (TILE, TILE)).astype(dtype) for _ in "ab")
     c = np.zeros(TILE * TILE, np.float32)
     kernel = in_bfloat16(matmul_mma_kernel, dtype)
-    tracer = emulator.trace(kernel, (1, 1), THREADS, a.ravel(), b.ravel(), c, TILE, TILE, TILE, cc=(8, 0))
-    first = next(p for p in tracer.products if p.warp == 3)  # rows and columns 32 … of C, k = 0 … 15
+    film = emulator.trace(kernel, (1, 1), THREADS, a.ravel(), b.ravel(), c, TILE, TILE, TILE, cc=(8, 0))
+    first = next(p for p in film.products if p.warp == 3)  # rows and columns 32 … of C, k = 0 … 15
     shape, (shown_a, shown_b, shown_d) = pictures.numbers(first)
     assert shape == "m16n8k16"
     assert all(shown_a[r, k] == a[32 + r, k] for r in range(16) for k in range(16))
@@ -154,8 +154,8 @@ def fetch(shape, box, swizzle, at):
     x = pictures.numbered(shape)
     size = box[0] * box[1] * 2
     out = np.zeros(size, np.uint8)
-    tracer = emulator.trace(fetch_2d, 1, 32, tensor_map(x, box, swizzle), out, *at, size, shared=size)
-    (copy,) = tracer.copies
+    film = emulator.trace(fetch_2d, 1, 32, tensor_map(x, box, swizzle), out, *at, size, shared=size)
+    (copy,) = film.copies
     return copy, out, x
 
 
@@ -259,8 +259,8 @@ def fetch_3d(map_x, size):
 def test_a_box_of_pixels_over_an_image():
     x = pictures.numbered((7, 9, 16))  # height, width, channels
     size = 8 * 4 * 3 * 2
-    tracer = emulator.trace(fetch_3d, 1, 32, tensor_map(x, (8, 4, 3), 0), size, shared=size)
-    picture = pictures.tma_box(tracer.copies)
+    film = emulator.trace(fetch_3d, 1, 32, tensor_map(x, (8, 4, 3), 0), size, shared=size)
+    picture = pictures.tma_box(film.copies)
     said = texts(picture)
     assert "tensor 16 × 9 × 7, box 8 × 4 × 3, innermost dimension first" in said
     assert "box at x = -1, y = 5" in said and "box at x = 0, y = 6" in said
