@@ -93,8 +93,8 @@ def test_a_race_is_found_by_looking(browser, race):
 def test_cells_have_the_colour_of_their_last_writer(browser, race):
     film, path = race
     browser.open(path)
-    at = "(cell => { const {canvas, wide, tall} = film.views[3].parts[0]; return canvas.getContext('2d').getImageData(" \
-         "cell % 32 * wide + 3, Math.floor(cell / 32) * tall + 3, 1, 1).data.join() })"
+    at = "(cell => { const {canvas, wide, tall} = film.views[3].parts[0], context = canvas.getContext('2d'); return " \
+         "context.getImageData(cell % 32 * wide + 3, Math.floor(cell / 32) * tall + 3, 1, 1).data.join() })"
     empty = [browser.evaluate(f"{at}({cell})") for cell in (0, 40)]
     assert empty[0] == empty[1]
     browser.evaluate("film.go(film.launch.length - 1)")
