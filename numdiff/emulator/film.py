@@ -144,6 +144,10 @@ class Film:
     def _repr_html_(self):
         return show(self.launches)
 
+    def steps(self, launch=-1):
+        """How many steps a launch takes: lines of its warps, which step together and wait for each other."""
+        return Replay(self.launches[launch]).length
+
     def svg(self, launch=-1, blocks=1, width=1000):
         """The warps over the steps as the text of an SVG file. blocks: how many of the launch; width: pixels"""
         return still(Replay(self.launches[launch]), blocks, width).svg()

@@ -252,10 +252,9 @@ def timeline(kernel, grid, block, *arguments, shared=0, blocks=1):
     return Shown(film.svg(blocks=blocks, width=1000))
 
 
-def ticks(kernel, grid, block, *arguments, shared=0):
-    """The logical time that a run takes: loads, stores and operations of its longest chain of threads and barriers."""
-    tracer = emulator.trace(kernel, grid, block, *map(_emulated, arguments), shared=shared)
-    return max(time for warps in tracer.ends.values() for time in warps.values())
+def steps(kernel, grid, block, *arguments, shared=0):
+    """The steps that a run takes: lines that warps execute one after the other, with their waits for each other."""
+    return emulator.trace(kernel, grid, block, *map(_emulated, arguments), shared=shared).steps()
 
 
 def show(picture):

@@ -281,8 +281,8 @@ def copy_tile(map_x, y):  # the map describes a matrix of float16 and a box of 1
 x, y = pictures.numbered((16, 128)), np.zeros(64, np.float16)
 run(copy_tile, 1, 64, Boxes(x, (64, 16)), y)
 print("right:", np.array_equal(y.view(np.uint16), x[0, 64:].view(np.uint16)))
-tracer = emulator.trace(copy_tile, 1, 64, Boxes(x, (64, 16)).emulated(), y)
-show(pictures.swizzled_tile(tracer.copies[0], rows=8))
+film = emulator.trace(copy_tile, 1, 64, Boxes(x, (64, 16)).emulated(), y)
+show(pictures.swizzled_tile(film.copies[0], rows=8))
 
 # %% [markdown]
 # Puzzles: 28
@@ -337,7 +337,7 @@ def double_buffer(map_a, map_b, C, steps):  # A (64, 64 · steps), B (16, 64 · 
 # %% [markdown]
 # ## Rung 5, run
 #
-# Look at the rows TMA and tensor cores in the timeline: a copy begins before the product of the stage before.
+# Look at the rows copies and tensor cores in the timeline: a copy begins before the product of the stage before.
 
 # %%
 a16, b16 = rng.standard_normal((64, 256)).astype(np.float16), rng.standard_normal((16, 256)).astype(np.float16)

@@ -276,8 +276,8 @@ arguments = Boxes(x16, (64, 8, 8)), Boxes(b16, (64, 16)), y16
 run(boxes, 1, 128, *arguments)
 in_float32 = convolve(x16.astype(np.float32), w16.astype(np.float32))
 print("right:", np.allclose(y16.reshape(8, 8, 16), in_float32, atol=0.02))
-tracer = emulator.trace(boxes, 1, 128, *[a.emulated() for a in arguments[:2]], y16)
-of_image = [copy for copy in tracer.copies if len(copy.at) == 3]
+film = emulator.trace(boxes, 1, 128, *[a.emulated() for a in arguments[:2]], y16)
+of_image = [copy for copy in film.copies if len(copy.at) == 3]
 show(pictures.tma_box([of_image[0], of_image[4], of_image[8]]))
 
 # %% [markdown]
