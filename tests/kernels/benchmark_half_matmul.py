@@ -34,7 +34,8 @@ from numdiff.kernels.matmul import (
 )
 from numdiff.kernels.matmul.hopper import kernel as hopper
 from numdiff.kernels.matmul.hopper import layout
-from numdiff.kernels.matmul.hopper.launcher import launch_hopper
+from numdiff.kernels.matmul.hopper.launcher import Tiling, launch_hopper
+from numdiff.kernels.matmul.product import Operand
 from numdiff.kernels.transformer.swiglu import swiglu_backward_reference, swiglu_forward_reference
 
 ROWS = 64 * 256  # tokens of DiT-B/2 at batch 64
@@ -109,11 +110,11 @@ def compile_kernel(version, key, paired):
         return tuple(float(np.round(f(result))) for f in (np.min, np.max))
     tile, transpose_a, across, half = key
     c = zeros((64, 64), np.float16 if half else np.float32, gpu)
-    arguments = 64, 64, 64, transpose_a, not across, None, None, 1.0, False, tile, 1
+    operands = Operand(a, transpose_a), Operand(b, not across), Operand(c)
     if version == 6:
-        launch_hopper(a, b, c, *arguments, paired=paired)
+        launch_hopper(*operands, Tiling(tile, paired=paired))
     else:
-        mma.launch_mma(a, b, c, 1, *arguments)
+        mma.launch_mma(*operands, tile)
     return float(download(c).min()), float(download(c).max())
 
 

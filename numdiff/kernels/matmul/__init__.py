@@ -8,6 +8,7 @@
     register_tiles.py   v3 register-tiled: outputs in each thread's registers, each number read once for several of them
     vectorised.py       v4 vectorised: 16-byte loads, 8 × 8 outputs a thread, the next tile prefetched
     split_k.py          a long sum shared by many blocks
+    product.py          what the next rungs multiply, and what is fused to it
     mma.py              v5 mma: float16 on the tensor cores of sm_80 and later: mma.sync, ldmatrix, cp.async
     mma_levels/         the ladder of mma.sync: one idea a level, on the way to v5
     mma_layout.py       its tiles, constants and arguments

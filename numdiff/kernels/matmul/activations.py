@@ -28,12 +28,13 @@ from ..versions import capped
 from . import mma
 from .choice import by_eight, half_tile
 from .hopper.kernel import KERNELS
-from .hopper.launcher import launch_hopper
+from .hopper.launcher import Tiling, launch_hopper
 from .hopper.layout import ACTIVATIONS
 from .launcher import matmul_forward
 from .mma_layout import ACTIVATION_TILES
 from .mma_layout import ACTIVATIONS as ACTIVATIONS_5
 from .problems import activation_problems
+from .product import Fused, Operand
 
 
 def activation_supports(x, *extents):
@@ -59,21 +60,18 @@ def rung_of(x):
     return 5 if supports(x, mma.KERNELS) and capped("matmul", 5) == 5 else 0
 
 
-def _launch_activation(a, b, c, N, transpose_b, activation, other=None, bias=None, keeps_u=True, residual=None,
-                       scale=None):
-    """N: columns of A·B, or of each of its halves."""
-    M, K = a.shape
+def _launch_activation(a, b, c, transpose_b, **fused):
+    """c = A·B or A·Bᵀ with what is fused to it: the keywords of `Fused`."""
+    operands, fused = (Operand(a), Operand(b, transpose_b), Operand(c)), Fused(**fused)
+    (M, K), (_, columns), activation = operands[0].extents, operands[1].extents, fused.activation
     rung = rung_of(a) if activation in ACTIVATIONS_5 else 6
-    columns = 2 * N if activation == "swiglu" else N
     (rows, width), _, paired = half_tile(a.backend, rung, 1, nominal_extent(M), columns, K, False)
     if rung == 5:
         tile = (rows, width) if (rows, width) in ACTIVATION_TILES else min(ACTIVATION_TILES)
-        mma.launch_mma(a, b, c, 1, M, N, K, False, transpose_b, bias, None, 1.0, False, tile, 1, activation, other,
-                       keeps_u)
+        mma.launch_mma(*operands, tile, 1, fused)
         return
     width = min(w for w in ACTIVATIONS[activation] if w >= width)
-    launch_hopper(a, b, c, M, N, K, False, transpose_b, bias, residual, 1.0, False, width, 1,
-                  activation=activation, other=other, keeps_u=keeps_u, scale=scale, paired=paired)
+    launch_hopper(*operands, Tiling(width, paired=paired), fused)
 
 
 # GELU -----------------------------------------------------------------------------------------------------------------
@@ -92,7 +90,7 @@ def matmul_gelu_forward(a, b, bias, keeps_u=True):
         return u, gelu_forward(u)
     y = empty((M, N), a.dtype, like=a)
     u = empty((M, N), a.dtype, like=a) if keeps_u else None
-    _launch_activation(a, b, y if u is None else u, N, True, "gelu", y, bias, keeps_u)
+    _launch_activation(a, b, y if u is None else u, True, activation="gelu", other=y, bias=bias, keeps_u=keeps_u)
     return u, y
 
 
@@ -109,7 +107,7 @@ def matmul_gelu_backward(a, b, u, again=False):
         du = gelu_backward(matmul_forward(a, b), u)
         return (du, gelu_forward(u)) if again else du
     c = empty((M, N), a.dtype, like=a)
-    _launch_activation(a, b, c, N, False, "gelu_again_gradient" if again else "gelu_gradient", u)
+    _launch_activation(a, b, c, False, activation="gelu_again_gradient" if again else "gelu_gradient", other=u)
     return (c, u) if again else c
 
 
@@ -130,7 +128,7 @@ def matmul_swiglu_forward(a, b, bias=None, keeps_u=True):
         return u, swiglu_forward(u)
     h = empty((M, H), a.dtype, like=a)
     u = empty((M, 2 * H), a.dtype, like=a) if keeps_u else None
-    _launch_activation(a, b, h if u is None else u, H, True, "swiglu", h, bias, keeps_u)
+    _launch_activation(a, b, h if u is None else u, True, activation="swiglu", other=h, bias=bias, keeps_u=keeps_u)
     return u, h
 
 
@@ -145,7 +143,7 @@ def matmul_swiglu_backward(a, b, u):
     if not activation_supports(a, K, H) or b.dtype != a.dtype or u.dtype != a.dtype or not by_eight((b, u), ()):
         return swiglu_backward(matmul_forward(a, b), u)
     du = empty((M, 2 * H), a.dtype, like=a)
-    _launch_activation(a, b, du, H, False, "swiglu_gradient", u)
+    _launch_activation(a, b, du, False, activation="swiglu_gradient", other=u)
     return du
 
 
@@ -161,7 +159,7 @@ def matmul_gate_forward(a, b, bias, residual, gated):
         raise ValueError(f"{M} rows in images of {gated.tokens} must be whole images of a multiple of 16, and gates at "
                          f"even places, not from {gated.first} on every {gated.pitch}; use gate_forward")
     c = empty((M, N), a.dtype, like=a)
-    _launch_activation(a, b, c, N, True, "gate", residual, bias, residual=gated)
+    _launch_activation(a, b, c, True, activation="gate", other=residual, bias=bias, residual=gated)
     return c
 
 
@@ -181,5 +179,6 @@ def matmul_layer_scale_forward(a, b, bias, scale, residual, keeps_z=True):
         return z, gate_forward(residual.reshape(1, M, N), z.reshape(1, M, N), scale.reshape(1, N)).reshape(M, N)
     y = empty((M, N), a.dtype, like=a)
     z = empty((M, N), a.dtype, like=a) if keeps_z else None
-    _launch_activation(a, b, y if z is None else z, N, True, "layer_scale", y, bias, keeps_z, residual, scale)
+    _launch_activation(a, b, y if z is None else z, True, activation="layer_scale", other=y, bias=bias, keeps_u=keeps_z,
+                       residual=residual, scale=scale)
     return z, y

@@ -28,10 +28,11 @@ from ..versions import capped, label
 from . import mma, mma_group, naive, register_tiles, split_k, tf32, tiled, vectorised
 from .choice import as_nominal, by_eight, by_four, choose_tile, half_tile, operand_by_four, slice_of
 from .hopper.kernel import KERNELS
-from .hopper.launcher import launch_hopper, takes_batch
+from .hopper.launcher import Tiling, launch_hopper, takes_batch
 from .hopper.layout import BK, BM
 from .operands import Epilogue, Matrices, Shape, Strides
 from .problems import backward_problems, matmul_problems, strided_problems
+from .product import Fused, Operand
 from .reference import matmul_forward_cost, matmul_forward_reference
 
 SINGLE, HALF = ("float32",), ("float16", "bfloat16")
@@ -114,8 +115,11 @@ def matmul_forward(a, b, transpose_a=False, transpose_b=False, bias=None, alpha=
     c = empty((*a.shape[:-2], M, N), dtype, like=a) if out is None else out
     batch = math.prod(a.shape[:-2])
     if half:
-        _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version,
-              row_sums)
+        operands = [Operand(x.reshape(-1, x.shape[-1]), transposed, batch)
+                    for x, transposed in ((a, transpose_a), (b, transpose_b), (c, False))]
+        if residual is not None:
+            residual = operands[2].array if residual is c else residual.reshape(-1, N)
+        _half(*operands, Fused(bias, residual, alpha, accumulate, row_sums), version)
         return c
     if row_sums is not None:
         column_sum(a, row_sums)
@@ -140,47 +144,50 @@ def matmul_backward(dc, a, b, transpose_a=False, transpose_b=False, alpha=1.0, v
 
 # 16 bits --------------------------------------------------------------------------------------------------------------
 
-def _half(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, version, row_sums):
-    """matmul_forward for operands of 16 bits on a device; c like them, or float32."""
-    if is_half(c.dtype) and accumulate:
-        residual, accumulate = c, False  # each output is read by the thread that writes it, before it does
-    wide = by_eight((a, b, c, residual), (M if transpose_a else K, K if transpose_b else N, N))
-    wide = wide and (residual is None or is_half(c.dtype))
+def _half(a, b, c, fused, version):
+    """matmul_forward for operands of 16 bits on a device; c like them, or float32. a, b, c: `Operand`."""
+    (M, K), (_, N), batch, result = a.extents, b.extents, a.count, c.array.dtype
+    if is_half(result) and fused.accumulate:
+        # each output is read by the thread that writes it, before it does
+        fused = fused._replace(residual=c.array, accumulate=False)
+    residual = fused.residual
+    wide = by_eight((a.array, b.array, c.array, residual), (a.array.shape[1], b.array.shape[1], N))
+    wide = wide and (residual is None or is_half(result))
     if version is None:
         version = 2
-        if wide and supports(a, mma.KERNELS):
-            takes = batch == 1 or takes_batch(M, K, c.dtype)
-            version = capped("matmul", 6 if takes and supports(a, KERNELS) else 5)
+        if wide and supports(a.array, mma.KERNELS):
+            takes = batch == 1 or takes_batch(M, K, result)
+            version = capped("matmul", 6 if takes and supports(a.array, KERNELS) else 5)
             version = version if version > 4 else 2  # 3 and 4 are for float32, and 2 takes all that comes
     if version > 2 and not wide:
-        raise ValueError(f"version {label('matmul', version, a.dtype)} moves eight float16 at a time: contiguous "
+        raise ValueError(f"version {label('matmul', version, a.array.dtype)} moves eight float16 at a time: contiguous "
                          f"extents must be multiples of 8 (M {M}, N {N}, K {K}), arrays aligned to 16 bytes, and a "
                          "residual needs a float16 result; use version=2")
-    if version == 6 and batch > 1 and not takes_batch(M, K, c.dtype):
+    if version == 6 and batch > 1 and not takes_batch(M, K, result):
         raise ValueError(f"version 6 (hopper) takes a batch for float16 results, M a multiple of {BM} and K of "
-                         f"{BK}, not M {M}, K {K} and {c.dtype}; use version=5")
-    if row_sums is not None and (version != 6 or c.dtype != np.float32 or row_sums.offset % 16):
-        column_sum(a, row_sums)
-        row_sums = None
-    if (version == 5 and transpose_a and not transpose_b and batch == 1 and bias is None and alpha == 1
-            and c.dtype == np.float32 and mma_group.pays(M, N, K, multiprocessors_of(a))):
-        mma_group.launch_group([(a, b, c)], accumulate)
+                         f"{BK}, not M {M}, K {K} and {result}; use version=5")
+    sums = fused.row_sums
+    if sums is not None and (version != 6 or result != np.float32 or sums.offset % 16):
+        column_sum(a.array, sums)
+        fused = fused._replace(row_sums=None)
+    if (version == 5 and a.transposed and not b.transposed and batch == 1 and fused.bias is None and fused.alpha == 1
+            and result == np.float32 and mma_group.pays(M, N, K, multiprocessors_of(a.array))):
+        mma_group.launch_group([(a.array, b.array, c.array)], fused.accumulate)
         return
     if version > 2:
-        tile, slices, paired = half_tile(a.backend, version, *as_nominal(batch, M), N, K,
-                                         batch == 1 and (version == 5 or c.dtype == np.float32))
+        tile, slices, paired = half_tile(a.array.backend, version, *as_nominal(batch, M), N, K,
+                                         batch == 1 and (version == 5 or result == np.float32))
         if version == 6:
-            a, b, c = (x.reshape(-1, x.shape[-1]) for x in (a, b, c))
-            launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate,
-                          tile[1], slices, row_sums, batch=batch, paired=paired)
+            launch_hopper(a, b, c, Tiling(tile[1], slices, paired), fused)
         else:
-            mma.launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, tile,
-                           slices)
+            mma.launch_mma(a, b, c, tile, slices, fused)
         return
-    if residual is not None and residual is not c:
-        copy_into(c, residual if residual.dtype == c.dtype else cast_forward(residual, c.dtype))
-    left, right, target = (_whole(x, t)[1] for x, t in ((a, transpose_a), (b, transpose_b), (c, False)))
-    _launch(2, SQUARE[2], left, right, target, M, N, K, K, 1, batch, bias, alpha, accumulate or residual is not None)
+    if residual is not None and residual is not c.array:
+        copy_into(c.array, residual if residual.dtype == result else cast_forward(residual, result))
+    left, right, target = (_whole(x.array if batch == 1 else x.array.reshape(batch, -1, x.array.shape[1]),
+                                  x.transposed)[1] for x in (a, b, c))
+    _launch(2, SQUARE[2], left, right, target, M, N, K, K, 1, batch, fused.bias, fused.alpha,
+            fused.accumulate or residual is not None)
 
 
 # float32 --------------------------------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ from .mma_layout import (
     threads_of,
     work_of,
 )
+from .product import Fused
 from .split_half import add_partials, unused
 
 
@@ -425,28 +426,25 @@ ACTIVATION_KERNELS = Variants(itertools.product(ACTIVATION_TILES, ACTIVATIONS), 
     key[0], False, key[1] != "gelu", ACTIVATIONS[key[1]]))
 
 
-def launch_mma(a, b, c, batch, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, tile, slices,
-               activation="", other=None, keeps_u=True):
-    """As `launch_hopper`, for `batch` matrices; several slices of K only for one, also of 16 bits.
-
-    activation: "", or one of ACTIVATIONS, with `other` and keeps_u as there
-    """
-    work = work_of(batch, M, N, K, tile, slices)
-    slices, nothing = work.slices, unused(a)
-    biases, end = nothing if bias is None else bias, (float(alpha), int(bias is not None))
+def launch_mma(a, b, c, tile, slices=1, fused=Fused()):  # noqa: B008 - never changed
+    """As `launch_hopper`; several slices of K only for one matrix, also of 16 bits. tile: of TILES"""
+    (rows, K), (_, N) = a.extents, b.extents
+    work, residual, accumulate = work_of(a.count, rows, N, K, tile, slices), fused.residual, fused.accumulate
+    slices, nothing = work.slices, unused(a.array)
+    biases, end = nothing if fused.bias is None else fused.bias, (float(fused.alpha), int(fused.bias is not None))
     if slices > 1 and residual is not None:
-        if residual is not c:
-            copy_into(c, residual)
+        if residual is not c.array:
+            copy_into(c.array, residual)
         residual, accumulate = None, True
-    target = empty((slices * M * N,), np.float32, like=a) if slices > 1 else c.reshape(-1)
-    added = residual if residual is not None else c if accumulate and slices == 1 else None
-    if activation:
-        kernel = ACTIVATION_KERNELS[tile, activation]
+    target = empty((slices * rows * N,), np.float32, like=a.array) if slices > 1 else c.array.reshape(-1)
+    other = residual if residual is not None else c.array if accumulate and slices == 1 else None
+    if fused.activation:
+        kernel, other = ACTIVATION_KERNELS[tile, fused.activation], fused.other
     else:
-        kernel, other = KERNELS[tile, transpose_a, not transpose_b, PLAIN if added is None else ADDING], added
-    launch(in_bfloat16(kernel, a.dtype), min(work.units, a.backend.multiprocessors * TILES[tile].blocks),
-           threads_of(tile), a.reshape(-1), b.reshape(-1),
+        kernel = KERNELS[tile, a.transposed, not b.transposed, PLAIN if other is None else ADDING]
+    launch(in_bfloat16(kernel, a.array.dtype), min(work.units, a.array.backend.multiprocessors * TILES[tile].blocks),
+           threads_of(tile), a.array.reshape(-1), b.array.reshape(-1),
            Arrays(target, biases, target if other is None else other.reshape(-1)), work,
-           Epilogue(*(end if slices == 1 else (1.0, 0)), int(keeps_u)), shared=shared_bytes(tile))
+           Epilogue(*(end if slices == 1 else (1.0, 0)), int(fused.keeps_u)), shared=shared_bytes(tile))
     if slices > 1:
-        add_partials(target, c, slices, biases, *end, accumulate)
+        add_partials(target, c.array, slices, biases, *end, accumulate)

@@ -23,9 +23,10 @@ from ..reduce import column_sum
 from ..versions import capped
 from .choice import by_eight, half_tile
 from .hopper.kernel import KERNELS
-from .hopper.launcher import launch_hopper
+from .hopper.launcher import Tiling, launch_hopper
 from .hopper.layout import BOX
 from .problems import with_tile
+from .product import Fused, Operand
 from .reference import matmul_forward_cost, matmul_forward_reference
 
 
@@ -38,13 +39,18 @@ def pair_supports(x, weight=None):
             and (weight is None or weight.dtype == a.dtype))
 
 
-def _launch_pair(a, b, c, second, N, transpose_a, transpose_b, bias=None, row_sums=None):
-    a, b, c, second = (x.reshape(-1, x.shape[-1]) for x in (a, b, c, second))
-    M, K = a.shape[::-1] if transpose_a else a.shape
-    K += second.shape[1] if transpose_b else 0
-    (_, width), slices, paired = half_tile(a.backend, 6, 1, nominal_extent(M), N, K, transpose_a)
-    launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, None, 1.0, transpose_a, width, slices,
-                  row_sums, second=second, paired=paired)
+def _operand(x, transposed=False):
+    """An array, or a `Pair`, as an operand."""
+    first, second = x if isinstance(x, Pair) else (x, None)
+    return Operand(first.reshape(-1, first.shape[-1]), transposed, second=None if second is None else second.reshape(
+        -1, second.shape[-1]))
+
+
+def _launch_pair(a, b, c, bias=None, row_sums=None):
+    """a, b, c: `Operand`, one of which is a pair; a float32 c is added to."""
+    (M, K), (_, N), is_gradient = a.extents, b.extents, a.transposed
+    (_, width), slices, paired = half_tile(a.array.backend, 6, 1, nominal_extent(M), N, K, is_gradient)
+    launch_hopper(a, b, c, Tiling(width, slices, paired), Fused(bias, accumulate=is_gradient, row_sums=row_sums))
 
 
 def matmul_pair_forward_reference(x, weight, bias=None):
@@ -78,7 +84,7 @@ PROBLEM = functools.partial(Problem, "float16, two arrays", bfloat16=True, fast=
 def matmul_pair_forward(x, weight, bias=None):
     """x·weightᵀ + bias as a new array (..., N): x a `Pair` (..., K) that `pair_supports`, weight (N, K)."""
     y = empty((*x.shape[:-1], len(weight)), weight.dtype, like=weight)
-    _launch_pair(x.a, weight, y, x.b, len(weight), False, True, bias=bias)
+    _launch_pair(_operand(x), _operand(weight, True), _operand(y), bias)
     return y
 
 
@@ -87,7 +93,7 @@ def matmul_pair_forward(x, weight, bias=None):
 def matmul_pair_backward(dy, x, weight):
     """dy (..., N)·weight (N, K) as a new `Pair` like x."""
     dx = Pair(*map(empty_like, x))
-    _launch_pair(dy, weight, dx.a, dx.b, x.shape[-1], False, False)
+    _launch_pair(_operand(dy), _operand(weight), _operand(dx))
     return dx
 
 
@@ -98,4 +104,4 @@ def matmul_pair_gradient(dy, x, dweight, dbias=None):
     if dbias is not None and dbias.offset % 16:
         column_sum(dy, dbias)
         dbias = None
-    _launch_pair(dy, x.a, dweight, x.b, x.shape[-1], True, False, row_sums=dbias)
+    _launch_pair(_operand(dy, True), _operand(x), _operand(dweight), row_sums=dbias)

@@ -18,9 +18,10 @@ from ..operation import operation
 from ..versions import capped
 from .choice import by_eight, choose_symmetric
 from .hopper.kernel import KERNELS
-from .hopper.launcher import launch_hopper, takes_batch
+from .hopper.launcher import Tiling, launch_hopper, takes_batch
 from .launcher import matmul_forward
 from .problems import symmetric_problems
+from .product import Fused, Operand
 from .reference import matmul_forward_reference
 
 DIAGONAL_BLOCK = 128
@@ -80,9 +81,9 @@ def matmul_symmetric(a, b, transpose_a=False, transpose_b=False, alpha=1.0, diag
     if _symmetric_in_one(a, b, residual, N, K):
         c = empty((batch, N, N), a.dtype, like=a)
         width = choose_symmetric(nominal_extent(batch), N, K, a.backend.multiprocessors)
-        flat = (x.reshape(-1, x.shape[-1]) for x in (a, b, c))
-        launch_hopper(*flat, N, N, K, transpose_a, transpose_b, None, residual, alpha, False, width, 1,
-                      batch=batch, symmetric=True, diagonal=diagonal)
+        operands = [Operand(x.reshape(-1, x.shape[-1]), transposed, batch)
+                    for x, transposed in ((a, transpose_a), (b, transpose_b), (c, False))]
+        launch_hopper(*operands, Tiling(width), Fused(None, residual, alpha, symmetric=True, diagonal=diagonal))
         return c
     c = matmul_forward(a, b, transpose_a, transpose_b, alpha=alpha, residual=residual)
     if diagonal:

@@ -8,6 +8,8 @@ SOURCE
 READ NEXT
     ../../conv2d/hopper/: the same pipeline, with a convolution's coordinates.
 """
+from typing import NamedTuple
+
 import numpy as np
 
 from ....device import empty, launch
@@ -15,6 +17,7 @@ from ....device.half import in_bfloat16
 from ....device.tensor_map import tensor_map
 from ....dtypes import is_half
 from ...second_pass import Sum, add_parts
+from ..product import Fused
 from ..split_half import add_partials, unused
 from .kernel import ACTIVATION_KERNELS, BATCH_KERNELS, KERNELS, PAIR_ACTIVATION_KERNELS, PAIR_KERNELS, SYMMETRIC_KERNELS
 from .layout import BK, BM, BOX, THREADS, TWO_TILES, Arrays, Epilogue, Gated, Maps, Work, shared_bytes
@@ -23,10 +26,20 @@ from .symmetric_epilogue import tiles_of
 from .work import schedule, workers_of
 
 
+class Tiling(NamedTuple):
+    """width: of a tile; slices: of K; paired: by pairs of blocks, where there is such a kernel."""
+
+    width: int
+    slices: int = 1
+    paired: bool = False
+
+
 def takes_batch(M, K, dtype):
     """Whether one launch takes several products with a result of this type."""
     return M % BM == 0 and K % BK == 0 and is_half(dtype)
 
+
+# Tensor maps, kernels and workspaces ----------------------------------------------------------------------------------
 
 def map_of(x, along_k, rows):
     """The tensor map of an operand: boxes of `rows` rows of 64 k, or of 64 k with a row of 64 for each."""
@@ -39,34 +52,39 @@ def map_of_halves(x):
     return tensor_map(x, (BOX, 1, BOX), dims=(H, 2, M), strides=(2 * H, 4 * H))
 
 
-def variant_of(key, activation, batch, symmetric, paired):
-    """(kernel, whether pairs of blocks run it). key: (width, transpose_a, not transpose_b, whether c has 16 bits), or
-    (width, activation)."""
-    if symmetric or batch > 1:
-        return (SYMMETRIC_KERNELS if symmetric else BATCH_KERNELS)[key[:3]], False
-    alone, pairs = (ACTIVATION_KERNELS, PAIR_ACTIVATION_KERNELS) if activation else (KERNELS, PAIR_KERNELS)
-    paired = paired and key in pairs
+def variant_of(a, b, c, tiling, fused):
+    """(kernel, whether pairs of blocks run it)."""
+    key = tiling.width, a.transposed, not b.transposed, is_half(c.array.dtype)
+    if fused.symmetric or a.count > 1:
+        return (SYMMETRIC_KERNELS if fused.symmetric else BATCH_KERNELS)[key[:3]], False
+    alone, pairs = KERNELS, PAIR_KERNELS
+    if fused.activation:
+        key, alone, pairs = (tiling.width, fused.activation), ACTIVATION_KERNELS, PAIR_ACTIVATION_KERNELS
+    paired = tiling.paired and key in pairs
     return (pairs if paired else alone)[key], paired
 
 
-def maps_of(a, b, c, other, second, transpose_a, transpose_b, activation, keeps_u, width, columns):
-    """The tensor maps of a launch, and the columns of the first of TWO MATRICES AS ONE, or None.
+def maps_of(a, b, c, fused, width, columns):
+    """The tensor maps of a launch. width: of a tile; columns: of a box of B"""
+    map_a, map_b = map_of(a.array, not a.transposed, BM), map_of(b.array, b.transposed, columns)
+    map_c = tensor_map(c.array, (BOX, BOX)) if is_half(c.array.dtype) else map_a
+    map_d = map_a if fused.other is None else tensor_map(fused.other, (BOX, BOX))
+    if fused.activation == "swiglu_gradient":
+        map_c, map_d = map_of_halves(c.array), map_of_halves(fused.other)
+    elif fused.activation == "swiglu" and fused.keeps_u:
+        map_c = map_of_halves(c.array)
+    map_2 = (map_of(b.second, False, width) if b.second is not None else
+             map_of(a.second, True, BM) if a.second is not None else
+             map_a if c.second is None else tensor_map(c.second, (BOX, BOX)))
+    return Maps(map_a, map_b, map_c, map_d, map_2)
 
-    columns: of a box of b
-    """
-    map_a, map_b = map_of(a, not transpose_a, BM), map_of(b, transpose_b, columns)
-    map_c = tensor_map(c, (BOX, BOX)) if is_half(c.dtype) else map_a
-    map_d = map_a if other is None else tensor_map(other, (BOX, BOX))
-    if activation == "swiglu_gradient":
-        map_c, map_d = map_of_halves(c), map_of_halves(other)
-    elif activation == "swiglu" and keeps_u:
-        map_c = map_of_halves(c)
-    if second is None:
-        return Maps(map_a, map_b, map_c, map_d, map_a), None
-    split = b if transpose_a else a if transpose_b else c
-    map_2 = (map_of(second, False, width) if split is b else map_of(second, True, BM) if split is a else
-             tensor_map(second, (BOX, BOX)))
-    return Maps(map_a, map_b, map_c, map_d, map_2), split.shape[1]
+
+def seam_of(operands, fused, otherwise):
+    """Where a second matrix begins: the first column of a pair's second part, or the rows of one matrix of a batch."""
+    pair = next((operand for operand in operands if operand.second is not None), None)
+    if pair is not None:
+        return pair.array.shape[1]
+    return operands[0].extents[0] if operands[0].count > 1 or fused.symmetric else otherwise
 
 
 def places_of_sums(a, c, row_sums, M, N, slices, tiles_n):
@@ -84,55 +102,35 @@ def places_of_sums(a, c, row_sums, M, N, slices, tiles_n):
                     empty((tiles_n * M,), np.float32, like=a)), WRITE_ROW_SUMS
 
 
-def launch_hopper(a, b, c, M, N, K, transpose_a, transpose_b, bias, residual, alpha, accumulate, width, slices,
-                  row_sums=None, activation="", other=None, second=None, keeps_u=True, batch=1, scale=None,
-                  symmetric=False, diagonal=0.0, paired=False):
-    """c = alpha · A·B + bias + residual for matrices of float16 or bfloat16; c like them, or float32 and then without
-    residual.
+# The launch -----------------------------------------------------------------------------------------------------------
 
-    second: of TWO MATRICES AS ONE (producer.py) the columns that follow those of a, b or c; M, N, K are those of the
-        whole product
-    row_sums: (M,), to which the sums of A's rows are added; for a float32 c and an A along m (transpose_a)
-    activation, other: with a c of 16 bits
-        gate: for A·Bᵀ; residual is a `Gated`, other what is added
-        gelu: for A·Bᵀ; other is like c, and is given GELU(c); c itself is written only if keeps_u
-        gelu_gradient: for A·B without bias and residual; a factor GELU'(other)
-        gelu_again_gradient: the same, and other becomes GELU(other)
-        layer_scale: for A·Bᵀ; other is like c, and is given residual + scale · c, scale (N,) float32; keeps_u as above
-        swiglu: for A·Bᵀ; b and bias have 2 · N rows, c is (M, 2 · N), and other, (M, N), is given SwiGLU(c); keeps_u as
-            above. Without keeps_u c may be anything
-        swiglu_gradient: for A·B without bias and residual; c becomes SwiGLU's dx (M, 2 · N) at x = other, like c, with
-            A·B as dy
-    batch: the number of products, if `takes_batch`; a, b, c hold the matrices one below the other; M, N, K are of one
-    paired: by pairs of blocks, where there is such a kernel; batch is 1 and C not symmetric
-    symmetric: where `takes_batch`, also for one product; M == N; one half of each is computed, `diagonal` is added to
-        the numbers on its diagonal
+def launch_hopper(a, b, c, tiling, fused=Fused()):  # noqa: B008 - never changed
+    """C = A·B of float16 or bfloat16, with what is fused to it; C is like them, or float32 and then without a residual.
+
+    a, b, c: `Operand`; tiling: `Tiling`; fused: `Fused`
     """
-    rows, M = M, batch * M
-    columns = width // 2 if activation == "swiglu" else width  # of a tile, or of each half in it
-    key = (width, activation) if activation else (width, transpose_a, not transpose_b, is_half(c.dtype))
-    kernel, paired = variant_of(key, activation, batch, symmetric, paired)
-    maps, seam = maps_of(a, b, c, other, second, transpose_a, transpose_b, activation, keeps_u, width,
-                         width // 2 if paired else columns)
-    if seam is None:
-        seam = rows if batch > 1 or symmetric else max(N, K) + width
+    (rows, K), (_, N), width = a.extents, b.extents, tiling.width
+    M, N, columns = a.count * rows, N // fused.halves, width // fused.halves  # of a tile, or of each half in it
+    kernel, paired = variant_of(a, b, c, tiling, fused)
+    maps = maps_of(a, b, c, fused, width, width // 2 if paired else columns)
+    seam = seam_of((a, b, c), fused, max(N, K) + width)
     cluster, k_tiles, tiles_n = 2 if paired else 1, -(-K // BK), -(-N // columns)
-    tiles_m, tiles_n = (batch, tiles_of(N, width)) if symmetric else (-(-M // (BM * cluster)), tiles_n)
-    workers = workers_of(a.backend.multiprocessors, paired)
-    slice_tiles, slices, alone = schedule(tiles_m * tiles_n, slices, k_tiles, workers)
+    tiles_m, tiles_n = (a.count, tiles_of(N, width)) if fused.symmetric else (-(-M // (BM * cluster)), tiles_n)
+    workers = workers_of(a.array.backend.multiprocessors, paired)
+    slice_tiles, slices, alone = schedule(tiles_m * tiles_n, tiling.slices, k_tiles, workers)
     units = slices * tiles_m * tiles_n
-    target, sums, summing = places_of_sums(a, c, row_sums, M, N, slices, tiles_n)
-    biases = unused(a) if bias is None else bias
-    added = a if residual is None else residual if isinstance(residual, Gated) else residual.reshape(M, N)
-    end = float(alpha), int(bias is not None)
-    written = int(keeps_u and not activation.endswith("gradient") if activation else residual is not None)
-    launch(in_bfloat16(kernel, a.dtype), cluster * min(units, workers), THREADS, maps,
-           Arrays(target, biases, added, sums if scale is None else scale),
+    target, sums, summing = places_of_sums(a.array, c.array, fused.row_sums, M, N, slices, tiles_n)
+    biases, residual = unused(a.array) if fused.bias is None else fused.bias, fused.residual
+    added = a.array if residual is None else residual if isinstance(residual, Gated) else residual.reshape(M, N)
+    end = float(fused.alpha), int(fused.bias is not None)
+    written = fused.keeps_u and not fused.activation.endswith("gradient") if fused.activation else residual is not None
+    launch(in_bfloat16(kernel, a.array.dtype), cluster * min(units, workers), THREADS, maps,
+           Arrays(target, biases, added, sums if fused.scale is None else fused.scale),
            Work(M, N, seam, k_tiles, slice_tiles, tiles_m, tiles_n, units, alone),
-           Epilogue(*(end if slices == 1 else (1.0, 0)), written, int(accumulate and slices == 1), summing,
-                    float(diagonal)),
-           shared=shared_bytes(width, activation in TWO_TILES), cluster=cluster)
+           Epilogue(*(end if slices == 1 else (1.0, 0)), int(written), int(fused.accumulate and slices == 1), summing,
+                    float(fused.diagonal)),
+           shared=shared_bytes(width, fused.activation in TWO_TILES), cluster=cluster)
     if slices > 1:
-        add_partials(target, c, slices, biases, *end, accumulate, row_sums, slices * tiles_n)
+        add_partials(target, c.array, slices, biases, *end, fused.accumulate, fused.row_sums, slices * tiles_n)
     elif summing == WRITE_ROW_SUMS:
-        add_parts([Sum(sums, tiles_n, row_sums, True)])
+        add_parts([Sum(sums, tiles_n, fused.row_sums, True)])
