@@ -57,7 +57,7 @@ def printable(text, length=None):
 
     length: truncated after this many characters, which `…` shows.
     """
-    text = str(text)
+    text = _written(text, str)
     if length is not None and len(text) > length:
         text = text[:length] + "…"
     if text.isprintable():
@@ -68,15 +68,32 @@ def printable(text, length=None):
 
 def near_miss(name, known):
     """" (did you mean 'matmul'?)" for a name that is nearly one of those known, else ""."""
-    near = difflib.get_close_matches(name, known, 1)
+    near = difflib.get_close_matches(str(name)[:60], known, 1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def shown(value):
     """A value that is of the wrong kind, in a few words for a message: its type, and itself where that is short."""
-    text = printable(" ".join(repr(value).split()))
-    named = type(value).__name__
-    return f"the {named} {text}" if len(text) <= 60 and "object at 0x" not in text else f"a {named}"
+    text, named = _on_one_line(value), type(value).__name__
+    article = "an" if named[0] in "aeio" else "a"
+    return f"the {named} {text}" if len(text) <= 60 and "object at 0x" not in text else f"{article} {named}"
+
+
+def quoted(value):
+    """A value as Python writes it, for a message: on one line, truncated where it is long."""
+    return printable(_on_one_line(value), 60)
+
+
+def _on_one_line(value):
+    return printable(" ".join(_written(value, repr).split()))
+
+
+def _written(value, how):
+    """`how`(value): str or repr; Python writes no integer of more than 4,300 digits."""
+    try:
+        return how(value)
+    except ValueError:
+        return f"{type(value).__name__} of thousands of digits"
 
 
 def visibly(echo):

@@ -1,7 +1,7 @@
 """The kernels' runtime: arrays, the memory arena, the GPU and its stand-ins, intrinsics, counted randomness."""
 import contextlib
 
-from ..errors import UsageError
+from ..errors import UsageError, quoted
 from .array import (
     AnyArray,
     DeviceArray,
@@ -54,7 +54,7 @@ def get_backend(name, index=None):
     if name == "ptx":
         from .ptx import get_ptx_device
         return get_ptx_device()
-    raise UsageError(f"unknown device {name!r}: use auto, cpu, cuda or emulator.")
+    raise UsageError(f"unknown device {quoted(name)}: use auto, cpu, cuda or emulator.")
 
 
 def between(backend, action):

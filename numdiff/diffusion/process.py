@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import AnyArray, is_device, upload
-from ..errors import UsageError, near_miss, shown
+from ..errors import UsageError, near_miss, quoted, shown
 from ..kernels.diffusion import levels as L
 from ..kernels.diffusion.q_sample import q_sample_forward, velocity_forward
 from ..kernels.embedding import embedding_forward
 from ..kernels.random import PURPOSE_TIMESTEP, random_integers
 from ..nn import functional as F
-from ..nn.model import check_types
+from ..nn.model import check_magnitude, check_types
 from ..nn.tensor import Tensor
 from ..settings import say
 from .paths import Discrete, Edm, Linear
@@ -95,6 +95,7 @@ class Diffusion:
                  sigma_data: float = 0.5):
         check_types(Diffusion.__init__, {"schedule": schedule, "prediction": prediction, "path": path, "loss": loss,
                                          "time_sampling": time_sampling})
+        check_magnitude("vlb_weight", vlb_weight)
         check_objective(path, prediction, loss, min_snr_gamma, time_sampling, noise_mean, noise_std, time_shift,
                         sigma_data, vlb_weight=vlb_weight, timestep_scale=timestep_scale)
         self.time_sampling, self.time_shift, self.sigma_data = time_sampling, float(time_shift), float(sigma_data)
@@ -102,9 +103,10 @@ class Diffusion:
         self.noise = tuple(default if given is None else float(given) for given, default in zip(
             (noise_mean, noise_std), NOISE.get(path, (0.0, 1.0)), strict=True))
         if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or not 1 <= steps <= LARGEST_STEPS:
-            raise UsageError(f"diffusion steps {steps} must be a whole number from 1 to {LARGEST_STEPS:,}.")
+            raise UsageError(f"diffusion steps {quoted(steps)} must be a whole number from 1 to {LARGEST_STEPS:,}.")
         if not (isinstance(timestep_scale, numbers.Real) and 0 < timestep_scale < 1e30):
-            raise UsageError(f"timestep_scale must be a number above 0, as 1000 / {steps} is, not {timestep_scale!r}.")
+            raise UsageError(f"timestep_scale must be a number above 0, as 1000 / {steps} is, not "
+                             f"{quoted(timestep_scale)}.")
         self.steps, self.schedule, self.path_name = steps, schedule, path
         self.timestep_scale = float(timestep_scale)
         self.path = {"discrete": lambda: Discrete(alpha_bars(schedule, steps), self.timestep_scale),
@@ -254,7 +256,7 @@ def check_objective(path, prediction, loss, min_snr_gamma, time_sampling, noise_
     for name, value, known in (("path", path, PATHS), ("prediction", prediction, PREDICTIONS),
                                ("loss", loss, PREDICTIONS), ("time_sampling", time_sampling, TIME_SAMPLINGS)):
         if value not in known and not (value is None and name in ("prediction", "loss")):
-            raise UsageError(f"unknown {name} {value!r}: use {', '.join(known)}.")
+            raise UsageError(f"unknown {name} {quoted(value)}: use {', '.join(known)}.")
     for name, value, low, high in (
             ("min_snr_gamma", min_snr_gamma, 1e-3, 1e6), ("noise_mean", noise_mean, -10, 10),
             ("noise_std", noise_std, 1e-3, 3), ("time_shift", time_shift, 1e-2, 100),

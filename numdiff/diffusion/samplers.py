@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ..device import AnyArray
-from ..errors import UsageError
+from ..errors import UsageError, quoted
 from .plan import blend, combine, learned_step
 from .schedule import SIGMA_MAX
 
@@ -238,7 +238,7 @@ NOISY = ("ddpm", "euler-maruyama")  # those that always add noise
 
 def get_sampler(name: str) -> Callable:
     if name not in SAMPLERS:
-        raise UsageError(f"unknown sampler {name!r}: use {', '.join(SAMPLERS)}.")
+        raise UsageError(f"unknown sampler {quoted(name)}: use {', '.join(SAMPLERS)}.")
     return SAMPLERS[name]
 
 

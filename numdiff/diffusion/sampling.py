@@ -12,10 +12,10 @@ import numpy as np
 
 from .. import extensions
 from ..device import AnyArray, download, upload
-from ..errors import OutOfMemoryError, TooManyElementsError, UsageError, shown
+from ..errors import OutOfMemoryError, TooManyElementsError, UsageError, quoted, shown
 from ..kernels.diffusion.images import pixels_forward
 from ..kernels.diffusion.sampler import combine
-from ..nn.model import Model, check_types
+from ..nn.model import Model, check_magnitude, check_types
 from ..settings import MAX_SAMPLE_STEPS, say
 from .denoiser import Denoiser, check_interval
 from .guidance import GUIDE_SCALE, LARGEST_SCALE, check_guidance, checked_guide
@@ -59,6 +59,8 @@ def check_arguments(model, count, steps, seed, batch):
     for name, value in (("count", count), ("seed", seed), ("batch", batch)):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise UsageError(f"{name} must be a whole number, and not {shown(value)}.")
+        check_magnitude(name, value)
+    check_magnitude("steps", steps)
     if isinstance(steps, bool) or not isinstance(steps, numbers.Integral | str):
         raise UsageError(f"steps must be a whole number or a respacing such as 'ddim50', and not {shown(steps)}.")
 
@@ -322,7 +324,7 @@ class Sampling:
         if variance is not None and name != "ddpm":
             raise UsageError(f"variance belongs to ddpm, and {name} takes none: leave it out.")
         if variance not in (None, *VARIANCES):
-            raise UsageError(f"unknown variance {variance!r}: use {', '.join(VARIANCES)}.")
+            raise UsageError(f"unknown variance {quoted(variance)}: use {', '.join(VARIANCES)}.")
         if variance == "learned" and not learned:
             raise UsageError("the model did not learn a variance: use small or large, or a model trained with "
                              "learn_sigma.")

@@ -20,7 +20,7 @@ import re
 
 import numpy as np
 
-from ..errors import UsageError, shown
+from ..errors import UsageError, quoted, shown
 
 
 def linear_betas(steps):
@@ -49,7 +49,7 @@ def check_whole(name, value):
 def alpha_bars(name: str, steps: int) -> np.ndarray:
     """ᾱ_0 … ᾱ_{T-1} of a named schedule, float64 (steps,)."""
     if name not in SCHEDULES:
-        raise UsageError(f"unknown schedule {name!r}: use {' or '.join(SCHEDULES)}.")
+        raise UsageError(f"unknown schedule {quoted(name)}: use {' or '.join(SCHEDULES)}.")
     check_whole("the number of diffusion steps", steps)
     if steps < 1:
         raise UsageError(f"the number of diffusion steps must be at least 1, not {steps}.")
@@ -146,7 +146,7 @@ def sampling_sigmas(alpha_bar, spacing, steps):
     if isinstance(steps, str):
         return [*map(float, sigma_table(alpha_bar)[respaced_timesteps(len(alpha_bar), steps)]), 0.0]
     if spacing not in SPACINGS:
-        raise UsageError(f"unknown spacing {spacing!r}: use {', '.join(SPACINGS)}.")
+        raise UsageError(f"unknown spacing {quoted(spacing)}: use {', '.join(SPACINGS)}.")
     if not isinstance(steps, numbers.Integral) or isinstance(steps, bool):
         raise UsageError(f"sampling steps must be a whole number, not {steps!r}.")
     if steps < 1:

@@ -13,7 +13,7 @@ import numpy.typing
 
 from ..device import AnyArray, get_backend, is_device, is_planned, upload
 from ..dtypes import is_bfloat16
-from ..errors import UsageError, shown
+from ..errors import UsageError, quoted, shown
 from ..kernels.matmul import fp8_supports
 from .evaluation import evaluate
 from .flops import Product, total
@@ -57,7 +57,7 @@ class Model(Module):
 
     def _finish(self, device, seed, fixed=0):
         if seed is not None and not (isinstance(seed, numbers.Integral) and 0 <= seed < SEEDS):
-            raise UsageError(f"seed {seed} must be a whole number from 0 to {SEEDS - 1}, or None for zeros.")
+            raise UsageError(f"seed {quoted(seed)} must be a whole number from 0 to {SEEDS - 1}, or None for zeros.")
         self.diffusion = {}
         self.dtype = np.float32  # of the activations
         self.tf32 = None
@@ -353,6 +353,15 @@ def check_types(function, values):
     for name, hint in _hints(function).items():
         if name in values and not _is(values[name], hint):
             raise UsageError(f"{name} must be {_in_words(hint)}, and not {shown(values[name])}.")
+    for name, value in values.items():
+        check_magnitude(name, value)
+
+
+def check_magnitude(name, value):
+    """Raise a `UsageError` for an integer, or a list or tuple with one, that no float can hold."""
+    for number in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(number, numbers.Integral) and abs(int(number)) >= MAGNITUDE:
+            raise UsageError(f"{name} must be a number between -2^64 and 2^64.")
 
 
 def _plain(value):
@@ -362,6 +371,7 @@ def _plain(value):
     return value.item() if isinstance(value, np.generic) else value
 
 
+MAGNITUDE = 1 << 64
 NUMBERS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"),
            bool: (bool | np.bool_, "True or False"),
            types.NoneType: (types.NoneType, "None"), str: (str, "a text")}

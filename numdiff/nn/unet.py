@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import extensions
 from ..device import AnyArray
-from ..errors import UsageError
+from ..errors import UsageError, quoted
 from ..settings import say
 from . import functional as F
 from .flops import Product, conv_product, linear_product
@@ -333,7 +333,7 @@ def check_options(options):
             raise UsageError(f"{c} channels do not divide into heads of {options['num_head_channels']}: change "
                              "num_head_channels.")
     if (block := options.get("block", "resnet")) not in (known := ("resnet", *extensions.entries("unet_block"))):
-        raise UsageError(f"block {block!r} is not known: use {' or '.join(map(repr, known))}.")
+        raise UsageError(f"block {quoted(block)} is not known: use {' or '.join(map(repr, known))}.")
     if block != "resnet":
         kind = other_block(block)
         for name, why in kind.without.items():

@@ -18,7 +18,7 @@ import numpy as np
 from .. import extensions, schema
 from ..diffusion import Diffusion, alpha_bars
 from ..diffusion.schedule import SCHEDULES
-from ..errors import NumdiffError, UsageError, printable, shown
+from ..errors import NumdiffError, UsageError, printable, quoted, shown
 from ..files import Refused, atomic_file
 from ..hdf5 import is_hdf5
 from ..nn.convert import (
@@ -119,7 +119,7 @@ def files_of(path):
 def check_wanted(weights, ema_std):
     """Raise a `UsageError` for weights, or a width of their average, that there are not."""
     if weights not in (None, "ema", "raw"):
-        raise UsageError(f"unknown weights {weights!r}: use ema or raw.")
+        raise UsageError(f"unknown weights {quoted(weights)}: use ema or raw.")
     if ema_std is not None and (isinstance(ema_std, bool) or not isinstance(ema_std, numbers.Real)):
         raise UsageError(f"ema_std is a number such as 0.08, the width of an average, and not {shown(ema_std)}.")
     if ema_std is not None and weights == "raw":

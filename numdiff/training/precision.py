@@ -2,7 +2,7 @@
 
 from ..device.capability import acting_capability
 from ..dtypes import half_of
-from ..errors import UsageError
+from ..errors import UsageError, quoted
 
 ON_TENSOR_CORES = "fp16"  # where the float16 kernels have tensor cores to run on
 ELSEWHERE = "fp32"  # on the CPU, on the emulator and on older cards
@@ -35,7 +35,7 @@ def set_precision(model, name):
     if name == "fp8":
         raise UsageError("precision fp8 is for training, and such a model computes in float16 elsewhere: use fp16.")
     if name not in ("auto", *MEANING):
-        raise UsageError(f"unknown precision {name!r}: use auto, {', '.join(MEANING)}.")
+        raise UsageError(f"unknown precision {quoted(name)}: use auto, {', '.join(MEANING)}.")
     chosen = precision_on(name, model.backend)
     lowest = TENSOR_CORES_FROM if chosen == "bf16" and model.backend is None else (0, 0)
     if chosen in ("tf32", "bf16") and getattr(model.backend, "capability", lowest)[:2] < TENSOR_CORES_FROM:

@@ -28,7 +28,7 @@ from ..nn.model import Model
 from ..nn.optimizer import OF_PRECISION, PATIENCE, LossScale, matrices_in
 from ..nn.partition import Partition
 from ..progress import progress
-from ..settings import COMMON, complete, shared, takes
+from ..settings import COMMON, complete, say, shared, takes
 from .compiling import compile_for, plan_of, planned_rank
 from .initial import start_from
 from .memory import room_of, say_what_fits
@@ -109,7 +109,7 @@ class Trainer:
         s = SimpleNamespace(**given)
         check_objects(model, dataset)
         if s.total_steps < 0 or s.cosine and not s.total_steps:
-            raise UsageError(f"total_steps {s.total_steps} must be at least {int(s.cosine)}"
+            raise UsageError(f"total_steps {say(s.total_steps)} must be at least {int(s.cosine)}"
                              f"{', to end a cosine' * s.cosine}.")
         if s.ema_decay is not None and s.ema_halflife:
             raise UsageError("ema_decay and ema_halflife exclude each other: give one of them.")

@@ -3,6 +3,7 @@
 `python -m tests.emulator.operators` prints where the two differ; test_operators.py is the test.
 """
 import argparse
+import functools
 import linecache
 import math
 import random
@@ -71,6 +72,7 @@ def function_of(texts):
     return space["expressions"]
 
 
+@functools.cache
 def compiled(texts, one, other):
     """(the texts that Numba compiles for these types, function, names of the results' types)."""
     signature = tuple(getattr(types, "boolean" if t == "bool" else t) for t in (one, other))
@@ -191,8 +193,7 @@ def same(text, name, got, want, operands):
 def differences(one, other, seed, count=40, machines=None):
     """[(expression, operands, the emulator's result, Numba's)] of two types."""
     two, single = expressions(one, other)
-    texts = [*two, *(single if one == other else ())]
-    texts, function, names = compiled(texts, one, other)
+    texts, function, names = compiled((*two, *(single if one == other else ())), one, other)
     dice, found = random.Random(f"{one} {other} {seed}"), []
     with np.errstate(all="ignore"):
         for _ in range(count):
@@ -295,6 +296,7 @@ def main(seeds=(0,), chosen=None):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Compare the emulator's operators with numba.njit.")
     parser.add_argument("types", nargs="*", help="only pairs of these types")
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     given = parser.parse_args()
-    main(range(given.seeds), given.types)
+    main(range(given.first, given.first + given.seeds), given.types)

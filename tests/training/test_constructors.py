@@ -13,7 +13,8 @@ from tests.training.test_trainer import FixedImages
 from tests.training.toy import Toy
 
 VALUES = (0, -1, 7, 0.0, -1.5, 1e300, float("nan"), float("inf"), 2**31, 2**63, -2**40, True, None, "x", "", (), (0,),
-          (float("nan"),), {}, b"x", 1j, object(), np.float32(1), np.array([1, 2]))
+          (float("nan"),), {}, b"x", 1j, object(), np.float32(1), np.array([1, 2]),
+          np.zeros((2, 2)), "x" * 999, "a\nb", [1] * 999, {1: ["x"] * 99}, 10**400, -10**400, [10**400], 10**5000)
 UNET = {"image_size": 8, "model_channels": 32, "channel_mult": (1,), "num_res_blocks": 1, "attention_resolutions": ()}
 DIT = {"image_size": 8, "in_channels": 3, "hidden_size": 32, "depth": 1, "num_heads": 2, "num_classes": 3}
 TOY = Toy(image_size=8, width=8, device="cpu", seed=0)
@@ -51,6 +52,9 @@ def test_any_value_is_taken_or_refused(made, leaves_out, usual):
 @pytest.mark.parametrize("make, says", [
     (lambda: UNet(**UNET, in_channels=0), "in_channels 0 must be at least 1."),
     (lambda: UNet(**UNET, in_channels=2**31), "in_channels 2,147,483,648 must be at most 16,384."),
+    (lambda: UNet(**UNET, in_channels=10**400), r"in_channels must be a number between -2\^64 and 2\^64\."),
+    (lambda: UNet(**UNET, seed=np.zeros((2, 2))), r"seed array\(\[\[0., 0.\], \[0., 0.\]\]\) must be"),
+    (lambda: UNet(**UNET, block="x" * 999), "block 'x{59}… is not known: use 'resnet' or 'convnext'."),
     (lambda: UNet(**UNET, max_period=float("nan")), "max_period nan must be a finite number."),
     (lambda: UNet(**UNET, num_classes=1 << 24, device="cpu"), r"the model would have 2,147,.* parameters, and kernels"),
     (lambda: UNet(**UNET, device=3), "device must be 'auto', 'cpu', 'cuda' or 'emulator', and not the int 3"),

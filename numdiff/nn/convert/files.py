@@ -10,7 +10,7 @@ import numpy as np
 
 from ... import schema
 from ...archives import ZipReader, read_npy
-from ...errors import NumdiffError, UsageError, printable
+from ...errors import NumdiffError, UsageError, printable, quoted
 from ...files import IrregularFile, open_regular
 from . import pickles
 from .containers import SPARE, choose, weights_of_model
@@ -54,7 +54,7 @@ def read_weights(path, weights="ema", whole=False):
     whole: keep all tensors under their own names, also those of other models than the diffusion's
     """
     if weights not in ("ema", "raw"):
-        raise UsageError(f"unknown weights {weights!r}: use ema or raw.")
+        raise UsageError(f"unknown weights {quoted(weights)}: use ema or raw.")
     path = pathlib.Path(path)
     try:
         if path.is_dir():
