@@ -110,6 +110,8 @@ class Steps(click.ParamType):
         help="Frames of the animation, in addition to the last.  [default: 40]")
 @option("Output", "--columns", metavar="N", type=click.IntRange(1),
         help="Columns of the grid and the animation.  [default: about square, or one for each class]")
+@option("Output", "--vae", metavar="FILE", type=click.Path(),
+        help="Autoencoder that decodes the latents of a model of latents to pictures.  [default: that of the run]")
 @option("Run", "--batch", metavar="IMAGES", type=click.IntRange(1), default=16, show_default=True,
         help="Images made at a time: more need more memory and give the same images.")
 @option("Run", "--weights", type=Choice(["ema", "raw"]),

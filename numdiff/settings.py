@@ -87,6 +87,9 @@ class Data:
         "installed with numdiff]", unit="FILE.h5", resume=True)
     classes: tuple[str, ...] | None = setting(None,
         "Names of the classes to train on, separated by commas, or `all`.  [default: all]", unit="NAME,…")
+    vae: str | None = setting(None,
+        "Autoencoder of the latents in --data, by which the run's samples are decoded to pictures; `numdiff sample` "
+        "then takes it, too.", unit="FILE", resume=True)
     image_size: int = setting(64, "Side of the images; must divide that of the dataset's images.  [default: "
         "with --data on a GPU, that of its images, at most 256; else the preset's]", unit="PX", low=1, high=4096,
         model=SAME)

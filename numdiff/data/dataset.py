@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing
 
+from .. import schema
 from ..errors import NumdiffError, UsageError, shown
 from ..files import IrregularFile, Refused, open_regular
 from ..hdf5 import is_hdf5, open_hdf5
@@ -147,6 +148,15 @@ class Dataset:
     def stored_dtype(self) -> np.dtype:
         """The dtype of the images in the file: latents of 16 bits are read as float32."""
         return np.dtype(self._source.dtype)
+
+    @property
+    def encoded_by(self) -> dict | None:
+        """What `numdiff data encode` says of the autoencoder of these latents: "weights" (a hash), "scaling_factor",
+        "shift_factor", "factor", "channels"; None for other files."""
+        try:
+            return schema.check(schema.parse_json(self._file.strings("vae")[0]), schema.options, "vae")
+        except (Refused, TypeError, IndexError):  # there is no such attribute, or it is of another program
+            return None
 
     @property
     def stored(self) -> str:

@@ -11,6 +11,9 @@ import pathlib
 import numpy as np
 
 from .. import schema
+from ..data.fingerprint import hash_of
+from ..device import download
+from ..diffusion.sampling import to_uint8
 from ..errors import NumdiffError, UsageError
 from ..files import Refused, atomic_file, atomic_pair, cannot_write, read_bytes
 from ..hdf5 import is_hdf5
@@ -54,6 +57,41 @@ def load_autoencoder(path, device="auto", precision="auto"):
     model.load_arrays(arrays)
     model.precision = set_precision(model, precision)
     return model
+
+
+class Decoder:
+    """Turns the latents that a diffusion model makes into pictures: `decoder(latents)` is uint8 (B, f·h, f·w, C).
+
+    Attributes: path, vae (an `Autoencoder`), shape (of a picture), dtype
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, path, latents, device="auto", precision="auto", encoded_by=None):
+        """latents: their shape (h, w, channels); encoded_by: as `Dataset.encoded_by` gives it, which must be the same.
+
+        precision: of the diffusion model; an autoencoder has no fp8, and computes in fp16 then
+        """
+        self.path, self.vae = str(path), load_autoencoder(path, device, "fp16" if precision == "fp8" else precision)
+        height, width, channels = latents
+        if channels != self.vae.latent_channels:
+            raise UsageError(f"--vae {path} decodes latents of {self.vae.latent_channels} channels, and the model "
+                             f"makes {channels}: give the autoencoder by which its data were encoded.")
+        own = {"weights": array_hash(download(self.vae.parameters.data)), "scaling_factor": self.vae.scaling_factor,
+               "shift_factor": self.vae.shift_factor}
+        changed = [name for name in own if encoded_by and encoded_by.get(name) != own[name]]
+        if changed:
+            raise UsageError(f"--vae {path} is not the autoencoder by which the data were encoded (its {changed[0]} "
+                             f"{'differ' if changed[0] == 'weights' else 'differs'}): give that one.")
+        self.shape = height * self.vae.factor, width * self.vae.factor, self.vae.in_channels
+
+    def __call__(self, latents):
+        return to_uint8(self.vae.decode(self.vae.unscale(latents)))
+
+
+def array_hash(array):
+    """A short hash of an array."""
+    return hash_of(np.ascontiguousarray(array).view(np.uint8)).hexdigest()[:12]
 
 
 def find_folder(path):

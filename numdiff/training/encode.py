@@ -31,9 +31,8 @@ from ..files import atomic_file, read_bytes, write_json
 from ..outputs import check_apart
 from ..progress_bar import progress_bar
 from ..settings import counted
-from .autoencoders import load_autoencoder
+from .autoencoders import array_hash, load_autoencoder
 from .options import resolve_device
-from .sampling import array_hash
 
 CHUNK = 64  # pictures of a block
 DESCRIPTION = "encode.json"

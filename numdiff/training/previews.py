@@ -1,23 +1,30 @@
 """The samples that a run draws from its averaged weights on the way, by the same code as `numdiff sample`."""
+import os
+
 import numpy as np
 
 from ..diffusion import Sampling
+from ..diffusion.sampling import PIXEL_CHANNELS
 from ..distributed.together import make_together
+from ..errors import UsageError
 from ..option_names import as_options
+from .autoencoders import Decoder
 
 SEED = 1  # of the first image of every grid, the same in all of them, so that one sees the samples improve
 BATCH = 16  # images sampled together, at least
 
 
 def draws(options, model):
-    """Whether the run draws samples: latents are not pictures."""
-    return options.sample_count and model.in_channels in (1, 3)
+    """Whether the run draws samples: latents are not pictures, unless there is an autoencoder that decodes them."""
+    return options.sample_count and (model.in_channels in PIXEL_CHANNELS or options.vae is not None)
 
 
 def sampling_record(options):
     """{"pictures": how a run draws its own, or would}, for its checkpoints (diffusion/pictures.py)."""
     drawing = how(options)
-    return {"pictures": {**drawing, "cfg_interval": drawing["cfg_interval"] and list(drawing["cfg_interval"])}}
+    decoder = {"vae": os.path.abspath(options.vae)} if options.vae else {}
+    interval = drawing["cfg_interval"] and list(drawing["cfg_interval"])
+    return {"pictures": {**drawing, **decoder, "cfg_interval": interval}}
 
 
 def how(options):
@@ -38,7 +45,7 @@ class Previews:
         self.trainer, self.options, self.seed, self.batch, self.labels = trainer, options, seed, batch, labels
         count, ranks, rank = options.sample_count, trainer.communicator.size, trainer.communicator.rank
         self.first, self.stop = (count * k // ranks for k in (rank, rank + 1))
-        self._sampling = None
+        self._sampling = self._decoder = None
 
     def draw(self, asked=lambda: 0):
         """(all images, uint8 (count, H, W, C), 0) on every rank; or (None, number) where `asked()`, called between
@@ -49,13 +56,26 @@ class Previews:
 
     def _draw_part(self, look):
         model = self.trainer.model
-        images = np.empty((self.stop - self.first, model.image_size, model.image_size, model.in_channels), np.uint8)
+        shape = self.decoder().shape if self.options.vae else (model.image_size, model.image_size, model.in_channels)
+        images = np.empty((self.stop - self.first, *shape), np.uint8)
         if not len(images):
             return images
         self._sampling = self._sampling or self._make_sampling()
         for rows, made in self._sampling.batches(look):
-            images[rows] = made
+            images[rows] = self._decoder(made) if self.options.vae else made
         return images
+
+    def decoder(self):
+        """The `Decoder` of --vae; a `UsageError` where it does not fit the model or its data."""
+        if self._decoder is None:
+            model, trainer = self.trainer.model, self.trainer
+            if model.in_channels in PIXEL_CHANNELS:
+                raise UsageError(f"--vae {self.options.vae} decodes latents, and the images of --data are pictures of "
+                                 f"{model.in_channels} channels: leave it out, or run `numdiff data encode` first.")
+            shape = model.image_size, model.image_size, model.in_channels
+            self._decoder = Decoder(self.options.vae, shape, model.backend or "cpu", self.options.precision,
+                                    getattr(trainer.dataset, "encoded_by", None))
+        return self._decoder
 
     def _make_sampling(self):
         model, step, options = self.trainer.model, self.trainer.step_function, self.options
@@ -70,6 +90,8 @@ class Previews:
         """Raise a `UsageError` if the run, or a later command, could not sample with these options. It is called before
         the first step."""
         with as_options():
+            if self.options.vae:
+                self.decoder()
             if not draws(self.options, self.trainer.model):
                 Sampling(self.trainer.model, 1, **how(self.options))  # as `numdiff sample` will
             elif self.stop > self.first:

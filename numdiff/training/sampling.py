@@ -8,7 +8,6 @@ import unicodedata
 import numpy as np
 
 from .. import extensions
-from ..data.fingerprint import hash_of
 from ..device import download
 from ..diffusion import Sampling
 from ..diffusion.pictures import as_in_training, in_place_of
@@ -22,6 +21,7 @@ from ..option_names import as_options
 from ..outputs import check_ending, check_outputs
 from ..progress_bar import progress_bar
 from ..settings import counted, flag
+from .autoencoders import Decoder, array_hash
 from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
 from .model_files import files_of, is_foreign, load_model
@@ -39,7 +39,7 @@ SHOWN_CLASSES = 12  # that a line names
 def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, class_name=None, batch=16, grid=None,
                    npz=None, animation=None, frames=None, inpaint=None, mask=None, device="auto", weights=None,
                    outdir="runs", columns=None, precision="auto", guide_with=None, ema_std=None, schedule=None,
-                   skip=0, progress=False, echo=print, **more):
+                   skip=0, vae=None, progress=False, echo=print, **more):
     """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W, C).
 
     run: run folder, its number in `outdir`, "auto" for the newest, a checkpoint, or a file or folder of weights that
@@ -53,6 +53,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
     sampler, steps, cfg_scale, cfg_interval: as in the run's own pictures unless given (diffusion/pictures.py)
     guide_with: the model of autoguidance, as `run`; ema_std: the width of the model's average, as `numdiff.load` has it
     schedule: a file of `numdiff schedule`
+    vae: the autoencoder that decodes the latents of a model of latents; None: that of the run, if it has one
     columns: of the grid and the animation; progress: show a bar on a terminal
     The other arguments are those of `numdiff.diffusion.Sampling` and `numdiff.load`.
 
@@ -82,7 +83,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
                              "earlier checkpoint, such as a run of fewer --steps.")
         outputs = [("--grid", "the picture", grid), ("--npz", "the samples", npz),
                    ("--animation", "the animation", animation)]
-        read = [*files_of(checkpoint), *(files_of(guide) if guide else ()), inpaint, mask, schedule]
+        read = [*files_of(checkpoint), *(files_of(guide) if guide else ()), inpaint, mask, schedule, vae]
         communicator.first(check_outputs, outputs, *read)
         model = communicator.build(load_by_options, checkpoint, device, weights, precision, ema_std, echo)
         if guide:
@@ -120,20 +121,22 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         with as_options():
             sampling = Sampling(model, *how, **more)
         compile_for(model, plan_sampling(model, *how, **more), communicator)
-        if not sampling.pixels and (grid or animation):
-            raise UsageError(f"the model makes latents of {model.in_channels} channels, which are no picture: give "
-                             "--npz FILE.npz alone, and decode what is in it.")
+        decoder = communicator.build(find_decoder, vae, model, sampling, device)
+        if not (sampling.pixels or decoder) and (grid or animation):
+            raise UsageError(f"the model makes latents of {model.in_channels} channels, which are no picture: give the "
+                             "--vae FILE that decodes them, or --npz FILE.npz alone.")
+        made_of = decoder or sampling
         columns = columns or _columns(sampling, chosen)
-        zoom = max(1, 128 // model.image_size) if model.image_size < 64 else 1
+        zoom = max(1, 128 // made_of.shape[0]) if made_of.shape[0] < 64 else 1
 
-        shown = np.empty((min(count, SHOWN), *sampling.shape), sampling.dtype)
-        moving = Frames(min(count, ANIMATED), sampling.shape, sampling.evaluations,
+        shown = np.empty((min(count, SHOWN), *made_of.shape), made_of.dtype)
+        moving = Frames(min(count, ANIMATED), made_of.shape, sampling.evaluations,
                         frames or FRAMES) if animation else None
         made, started, first = 0, time.perf_counter(), communicator.rank == 0
         total = sampling.evaluations * -(-count // sampling.batch)
-        with stop_signals() as request, samples_file(npz if first else None, (count, *sampling.shape), sampling.dtype) \
+        with stop_signals() as request, samples_file(npz if first else None, (count, *made_of.shape), made_of.dtype) \
                 as file, progress_bar(total, "sampling", "step", shown=None if progress and first else False) as bar:
-            for batches, number in _rounds(communicator, sampling, bar, moving, lambda: request.number or 0):
+            for batches, number in _rounds(communicator, sampling, bar, moving, lambda: request.number or 0, decoder):
                 for rows, images in batches:
                     shown[rows.start:rows.stop] = images[:max(len(shown) - rows.start, 0)]
                     made = rows.stop
@@ -173,11 +176,24 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
         return shown
 
 
+def find_decoder(vae, model, sampling, device):
+    """The `Decoder` of a model of latents: that of `vae`, else that of the run which made the model, if it is there;
+    None for a model of pixels, and without an autoencoder."""
+    if sampling.pixels:
+        if vae:
+            raise UsageError(f"--vae {vae} decodes latents, and this model makes pictures: leave it out.")
+        return None
+    own = (model.meta.get("pictures") or {}).get("vae")
+    if vae is None and isinstance(own, str) and os.path.exists(own):
+        vae = own
+    return Decoder(vae, sampling.shape, device, model.precision) if vae else None
+
+
 def _silent(text):
     """What ranks above 0 print: nothing."""
 
 
-def _rounds(communicator, sampling, bar, moving, asked):
+def _rounds(communicator, sampling, bar, moving, asked, decoder=None):
     """Yields ([(rows, images)] in order, 0), one batch of each rank, on every rank. If `asked()` gives the number of a
     signal, the last item has that number and the batches that were done before it."""
     ranks, now = communicator.size, {}
@@ -188,9 +204,10 @@ def _rounds(communicator, sampling, bar, moving, asked):
 
     def make(look):
         now["look"] = look
-        return next(mine, (None, None))
+        rows, images = next(mine, (None, None))
+        return rows, images if decoder is None or rows is None else decoder(images)
 
-    mine = sampling.batches(progress, moving and _watch(moving), communicator.rank, ranks)
+    mine = sampling.batches(progress, moving and _watch(moving, decoder), communicator.rank, ranks)
     for _ in range(0, sampling.count, ranks * sampling.batch):
         parts, number = make_together(communicator, make, asked)
         done = itertools.takewhile(lambda part: part is not None, parts)  # after a gap there is no place in the file
@@ -223,11 +240,6 @@ def say_how(sampling, replaced=None):
             *sampling.cfg_interval, sampling.guided_evaluations, sampling.evaluations)
     first, last = sampling.seeds
     return ", ".join([*words, f"seed {first}" if first == last else f"seeds {first} to {last}"])
-
-
-def array_hash(array):
-    """A short hash of an array."""
-    return hash_of(np.ascontiguousarray(array).view(np.uint8)).hexdigest()[:12]
 
 
 def say_classes(given, labels, model):
@@ -330,8 +342,8 @@ def _columns(sampling, labels):
     return columns_of(sampling.model) if labels is None else None
 
 
-def _watch(frames):
-    return lambda rows, k, x_t: frames.watch(rows, k, lambda: to_uint8(download(x_t)))
+def _watch(frames, decoder=None):
+    return lambda rows, k, x_t: frames.watch(rows, k, lambda: (decoder or to_uint8)(download(x_t)))
 
 
 def _check_names(grid, npz, animation):
