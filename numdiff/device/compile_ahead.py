@@ -24,8 +24,9 @@ MEMORY = 1 << 30  # bytes allowed for a process; it takes 0.6 GiB after all of n
 START = "from numdiff.device.compile_worker import main; main(*sys.argv[1:])"
 ATTEMPTS = 2  # attempts at a kernel: a process may be killed for reasons of its own
 # Seconds of the slowest on one core of 2024, by parts of their modules' names: all others take less than one
-SLOW = {"conv2d.hopper": 5.0, "attention.backward": 4.5, "conv2d.tf32": 4.0, "attention.": 3.0,
-        "gate_adaln": 3.0, "groupnorm": 3.0, "hopper": 2.5, "conv2d": 2.0, "matmul": 2.0, "linear_group": 1.5}
+SLOW = {"conv2d.hopper": 5.0, "attention.backward": 4.5, "tf32.conv2d": 4.0, "attention.": 3.0, "sla.kernels": 3.0,
+        "gate_adaln": 3.0, "groupnorm": 3.0, "hopper": 2.5, "conv2d": 2.0, "im2win": 2.0, "matmul": 2.0,
+        "linear_group": 1.5}
 
 
 def expected_seconds(key):

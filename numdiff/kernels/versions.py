@@ -24,10 +24,12 @@ from .. import extensions
 from ..device import is_device
 
 WIDE = {"naive": 1, "vectorised": 2}  # a thread an element (a backward: a column); four, by 16-byte loads and stores
-CONV2D = {"direct": 1, "im2col": 2, "implicit-gemm": 3, "narrow": 3, "mma": 4, "tf32": 4, "hopper-columns": 5,
-          "hopper": 6, **{name: 7 + i for i, name in enumerate(extensions.entries("conv2d"))}}
+SWITCHED = extensions.entries("conv2d_switched")  # chosen by a switch of the device
+CONV2D = {"direct": 1, "im2col": 2, "implicit-gemm": 3, "narrow": 3, "mma": 4, **dict.fromkeys(SWITCHED, 4),
+          "hopper-columns": 5, "hopper": 6, **{name: 7 + i for i, name in enumerate(extensions.entries("conv2d"))}}
 # Of names that share a number: the operands' type that each is for.
-FOR = {"mma": "float16 and bfloat16", "tf32": "float32", "narrow": "float16 and bfloat16", "implicit-gemm": "float32"}
+FOR = {"mma": "float16 and bfloat16", "narrow": "float16 and bfloat16", "implicit-gemm": "float32",
+       **dict.fromkeys(SWITCHED, "float32")}
 
 # {operation: {name: number}}, a backward only where its versions are not its forward's
 NAMES = {

@@ -1,5 +1,6 @@
 """Which arithmetic a run uses where none was chosen (`--precision auto`): only this file decides."""
 
+from .. import extensions
 from ..device.capability import acting_capability
 from ..dtypes import half_of
 from ..errors import UsageError, quoted
@@ -49,6 +50,8 @@ def compute_in(model, name, promoted=True):
 
     promoted: whether products of fp8 are added up in float32 every 128 of k
     """
+    if name == "tf32":
+        extensions.find("matmul", "tf32", "precision tf32")  # or its products would be float32's
     model.tf32 = name == "tf32"
     if name == "fp8":
         model.compute_in_float8(promoted)

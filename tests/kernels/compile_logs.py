@@ -31,8 +31,8 @@ IN_REGISTERS = ("groupnorm.clusters.", "groupnorm.one_pass", "layernorm.", "rmsn
                 "numdiff.extras.post_hoc_ema.power_ema.")
 ORDERS = {"nn", "nt", "tn", "tt"}  # words of kernels' names, as `covering` reads them
 # files whose kernels take most of the time: they are unrolled, or many
-LONG = ("attention.", "conv2d.implicit", "conv2d.tf32.", "fuse.chain.", "groupnorm.", "layernorm.", "linear_group.",
-        "numdiff.extras.im2win.", "numdiff.extras.sla.",
+LONG = ("attention.", "conv2d.implicit", "fuse.chain.", "groupnorm.", "layernorm.", "linear_group.",
+        "numdiff.extras.im2win.", "numdiff.extras.tf32.", "numdiff.extras.sla.",
         "matmul.register_tiles.", "matmul.vectorised.", "quantise.", "rmsnorm.", "transformer.adaln.",
         "transformer.gate", "transformer.qk_norm_rope.")
 SWITCHES = {"bf16", "pair", "promoted", "eight", "rms", "weighted", "unshifted", "gate"}

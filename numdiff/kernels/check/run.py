@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ... import extensions
 from ...device import PtxError, download, get_backend, synchronize, upload, why_no_gpu
 from ...device.compiler import kernels_by_name
 from ...device.emulator import EmulatorDevice
@@ -21,7 +22,6 @@ from .case import Arrays, Case
 from .convolutions import convolutions_cases
 from .half import convolution_cases
 from .records import cases_of
-from .tf32 import tf32_cases
 
 ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads take turns; the first two always
 FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a version, after which the check continues
@@ -29,7 +29,7 @@ FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a v
 # approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
 CASES = [case for group in (
-    convolutions_cases, convolution_cases, tf32_cases) for case in group()]
+    convolutions_cases, convolution_cases, *extensions.available("cases").values()) for case in group()]
 CASES += [case for record in all_operations() for case in cases_of(record)]
 CASES += bfloat16_cases(CASES)
 

@@ -13,7 +13,6 @@
     mma.py           v4  float16 on the tensor cores of sm_80 and later
     mma_halo.py      v4  3 × 3 taps of stride 1: one tile of pixels with its halo serves all nine
     mma_halo_gradient.py  v4  the same for dweight
-    tf32/            v4  float32 on the same units, rounded to tf32
     narrow_half/     v3  a UNet's first and last layer in float16
     levels/          v6's ideas, one at a time
     hopper/          v5, v6  float16 on Hopper: one tile of pixels with its halo serves all nine taps

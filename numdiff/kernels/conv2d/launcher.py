@@ -9,7 +9,7 @@ VERSIONS
        channels narrow.py, since a 64-wide tile would be nearly empty. On an H100, batch 32: 64 to 64 channels at
        64 × 64 run at 36 TFLOP/s, 256 to 128 channels at 32 × 32 at 39.
     v4 tf32: where the device's switch `tf32` is on: implicit GEMM on tensor cores by mma.sync, operands rounded to tf32
-       (tf32/), sm_80 and later.
+       (extras/tf32), sm_80 and later.
     v7 im2win: an extension's, only by its name: windows that overlap in memory (extras/im2win/windows.py).
     In float16 and bfloat16 (sums in float32, the result rounded once; dweight and dbias float32):
     v1 as above, converting what it loads; v3 narrow: where one side has up to 8 channels (narrow_half/).
@@ -23,6 +23,7 @@ DETERMINISM
 SOURCE
     the implicit GEMM: Chetlur et al. 2014, "cuDNN", arXiv:1410.0759, section 3.
 """
+import functools
 import math
 
 import numpy as np
@@ -65,7 +66,6 @@ from .narrow_half.launcher import (
     narrow_input_gradient_supports,
     narrow_supports,
 )
-from .tf32.launcher import tf32_chosen, tf32_forward, tf32_input_gradient, tf32_weight_gradient
 
 PREFERRED = 3, 6, 5, 4, 1  # of the float16 versions, the fastest first
 WORTH_STATISTICS = 8 << 20  # bytes of a result: GroupNorm gains less on a smaller one than they cost
@@ -78,6 +78,18 @@ def _other(version):
     weight_gradient(dy, x, dweight, stride, accumulate), on checked arrays of a device."""
     name = next(name for name in extensions.entries("conv2d") if CONV2D[name] == version)
     return extensions.find("conv2d", name, f"version {version} ({name})")
+
+
+@functools.cache
+def _switches():
+    return tuple(extensions.available("conv2d_switched").values())
+
+
+def _switched(x, weight, version):
+    """An extension's module that the device's switch, or the version, chooses: chosen(x, weight, version),
+    forward(x, weight, bias, y, stride, channel, residual), weight_gradient and input_gradient as of `_other`; or None.
+    """
+    return next((module for module in _switches() if module.chosen(x, weight, version)), None)
 
 
 def _check(x, weight, stride, version):
@@ -182,8 +194,8 @@ def conv2d_forward(x, weight, bias=None, stride=1, version=None, channel=None, r
             return mma_forward(x, weight, bias, y, stride, channel, residual)
         if version == 3:
             return narrow_half_forward(x, weight, bias, y)
-    elif tf32_chosen(x, weight, version):
-        return tf32_forward(x, weight, bias, y, stride, channel, residual)
+    elif switched := _switched(x, weight, version):
+        return switched.forward(x, weight, bias, y, stride, channel, residual)
     elif not plain and version != 1:
         y = conv2d_forward(x, weight, bias, stride, version)
         y = y if channel is None else channel_add_forward(y, channel)
@@ -319,8 +331,8 @@ def _half_input_gradient(dy, weight, x, stride, version, residual=None):
 
 
 def _weight_gradient(dy, x, dweight, stride, version, accumulate=True):
-    if tf32_chosen(x, dweight, version):
-        tf32_weight_gradient(dy, x, dweight, stride, accumulate)
+    if switched := _switched(x, dweight, version):
+        switched.weight_gradient(dy, x, dweight, stride, accumulate)
     elif version == 1:
         direct_weight_gradient(dy, x, _to_add_to(dweight, accumulate), stride)
     elif version == 2:
@@ -334,8 +346,8 @@ def _weight_gradient(dy, x, dweight, stride, version, accumulate=True):
 
 
 def _input_gradient(dy, weight, x, stride, version):
-    if stride == 1 and tf32_chosen(x, weight, version):
-        return tf32_input_gradient(dy, weight, empty(x.shape, x.dtype, like=x))
+    if stride == 1 and (switched := _switched(x, weight, version)):
+        return switched.input_gradient(dy, weight, empty(x.shape, x.dtype, like=x))
     if version == 1:
         return direct_input_gradient(dy, weight, empty(x.shape, x.dtype, like=x), stride)
     if version in OTHERS:

@@ -15,7 +15,6 @@
     mma_epilogues.py    what becomes of its sums: float16 or float32, a residual, GELU
     mma_group.py        the gradients of several weights in one launch of it, from a table of units
     split_half.py       sums of these products in slices: float32 results, and the pass that adds slices up
-    tf32.py             v5 tf32: float32 on the same units, rounded to tf32 while loading, if the device's switch is on
     levels/             the Hopper ladder: one idea a level, on the way to v6
     hopper/             v6 hopper: float16 on Hopper: wgmma, TMA, warps that only fetch or only multiply; its epilogues
     stack.py                weights at equal distances in memory, as one matrix

@@ -1,8 +1,8 @@
 """Which rung of the ladder runs: `matmul_forward` and `matmul_backward`, which everything above calls.
 
 CHOICE
-    float32: rung 4 where all three matrices can be moved 16 bytes at a time, else rung 3; in place of rung 4 that of
-        tf32.py where the device's switch `tf32` is on.
+    float32: rung 4 where all three matrices can be moved 16 bytes at a time, else rung 3; in place of rung 4 an
+        extension's, v5 tf32: where the device's switch `tf32` is on (extras/tf32/matmul.py).
     16-bit operands: rung 6 on sm_90, rung 5 from sm_80 on, where contiguous extents come in eights (and, for rung 6,
         a batch comes in whole tiles); else rung 2, which casts as it fetches its tiles.
     Tile and slices of K: choice.py
@@ -11,10 +11,12 @@ SOURCE
 READ NEXT
     activations.py; pair.py; symmetric.py: products of rung 6 that are called by names of their own.
 """
+import functools
 import math
 
 import numpy as np
 
+from ... import extensions
 from ...device import copy_into, empty, launch
 from ...device.limits import MAX_BLOCKS_YZ, MAX_ELEMENTS, multiprocessors_of
 from ...device.requires import supports
@@ -25,7 +27,7 @@ from ..elementwise import cast_forward
 from ..operation import Version, operation
 from ..reduce import column_sum
 from ..versions import capped, label
-from . import mma, mma_group, naive, register_tiles, split_k, tf32, tiled, vectorised
+from . import mma, mma_group, naive, register_tiles, split_k, tiled, vectorised
 from .choice import as_nominal, by_eight, by_four, choose_tile, half_tile, operand_by_four, slice_of
 from .hopper.kernel import KERNELS
 from .hopper.launcher import Tiling, launch_hopper, takes_batch
@@ -38,7 +40,8 @@ from .reference import matmul_forward_cost, matmul_forward_reference
 SINGLE, HALF = ("float32",), ("float16", "bfloat16")
 LADDER = [Version("naive", dtypes=SINGLE), Version("tiled"), Version("register-tiled", dtypes=SINGLE),
           Version("vectorised", dtypes=SINGLE), Version("mma", dtypes=HALF, requires="8.0"),
-          Version("tf32", dtypes=SINGLE, requires="8.0", number=5), Version("hopper", dtypes=HALF, requires="9.0a")]
+          *(Version(name, dtypes=SINGLE, requires="8.0", number=5) for name in extensions.entries("matmul")),
+          Version("hopper", dtypes=HALF, requires="9.0a")]
 SQUARE = {v: (n, n) for v, n in ((1, naive.BLOCK), (2, tiled.TILE), (3, register_tiles.TILE))}  # their only tile
 
 
@@ -192,6 +195,13 @@ def _half(a, b, c, fused, version):
 
 # float32 --------------------------------------------------------------------------------------------------------------
 
+@functools.cache
+def _of_extensions():
+    """(module,) of products that the device's switches choose: chosen(version, backend, wide), multiply(…) with the
+    arguments below but `version`, and problems()."""
+    return tuple(extensions.available("matmul").values())
+
+
 @operation(reference=matmul_strided_reference, versions=[v for v in LADDER if v.takes(np.dtype(np.float32))],
            problems=strided_problems, chooses=True, writes=("c",))
 def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, accumulate=False, version=None,
@@ -208,8 +218,9 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
                                    "smaller batch")
     wide = (operand_by_four(a, a.column, a.row, K, M) and operand_by_four(b, b.row, b.column, K, N)
             and by_four(c, 1, c.row, N))
-    if tf32.chosen(version, c.array.backend, wide):
-        return tf32.launch_tf32(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residual)
+    for module in _of_extensions():
+        if module.chosen(version, c.array.backend, wide):
+            return module.multiply(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residual)
     if residual is not None:
         copy_into(c.array, residual)
         accumulate = True

@@ -15,9 +15,10 @@ import functools
 
 import numpy as np
 
+from ... import extensions
 from ..problem import Problem, filled, half, replaced, single
 from ..versions import at_most
-from . import choice, mma, tf32, vectorised
+from . import choice, mma, vectorised
 from .hopper import kernel
 from .hopper.layout import BK, BM
 from .mma_layout import TILES
@@ -41,13 +42,13 @@ def with_tile(tile, rung, parts=1, pairs=False):
 
 # Float32 --------------------------------------------------------------------------------------------------------------
 
-def _product(label, M, N, K, transpose_a=False, transpose_b=False, array=single, batch=(), **more):
+def product(label, M, N, K, transpose_a=False, transpose_b=False, array=single, batch=(), **more):
     return Problem(label, a=array(*batch, *((K, M) if transpose_a else (M, K))),
                    b=array(*batch, *((N, K) if transpose_b else (K, N))), transpose_a=transpose_a,
                    transpose_b=transpose_b, **more)
 
 
-def _layout(transpose_a, transpose_b):
+def layout_of(transpose_a, transpose_b):
     """The operands as a label has them, such as a·bᵀ."""
     return f"{'a' + 'ᵀ' * transpose_a}·{'b' + 'ᵀ' * transpose_b}"
 
@@ -56,26 +57,21 @@ def _of_float32():
     """Rungs 1 to 4: each order of the operands that a model has, extents that are odd, each tile."""
     ladder = "naive", "tiled", "register-tiled", "vectorised"
     for transposes in ((False, False), (False, True), (True, False)):
-        yield _product("".join("nt"[t] for t in transposes), 20, 24, 12, *transposes, bias=single(24), alpha=0.5,
+        yield product("".join("nt"[t] for t in transposes), 20, 24, 12, *transposes, bias=single(24), alpha=0.5,
                        versions=ladder, fast=transposes[0])
-    yield _product("batch, odd", 5, 9, 7, batch=(3,), versions=ladder[:3], fast=False)
+    yield product("batch, odd", 5, 9, 7, batch=(3,), versions=ladder[:3], fast=False)
     # each tile is written over what others may still read
-    yield _product("several tiles of K", 20, 24, 40, versions=ladder[1:3])
+    yield product("several tiles of K", 20, 24, 40, versions=ladder[1:3])
     for tile in vectorised.TILES:
-        yield _product(f"tile {tile[0]}×{tile[1]}", 68, 68, 8, versions=ladder[3:], fast=tile[0] == tile[1],
+        yield product(f"tile {tile[0]}×{tile[1]}", 68, 68, 8, versions=ladder[3:], fast=tile[0] == tile[1],
                        within=functools.partial(replaced, vectorised.__name__, TILES=(tile,)))
-    yield _product("split K", 8, 4, 44, versions=ladder[2:], within=functools.partial(
+    yield product("split K", 8, 4, 44, versions=ladder[2:], within=functools.partial(
         replaced, LAUNCHER, choose_tile=lambda *_: ((64, 64), 3)))
 
 
-def _of_tf32():
-    """Each tile and order; a sum in slices."""
-    for tile, transpose_a, across, slices in (*((*key, 1) for key in tf32.KERNELS), ((64, 64), True, True, 2)):
-        label = f"tf32, {_layout(transpose_a, not across)}, tile {tile}{', in slices' * (slices > 1)}"
-        yield _product(label, *((16, 12, 8) if slices == 1 else (20, 12, 40)), transpose_a, not across,
-                       versions=("tf32",), tolerance=5e-4,  # operands are rounded to 10 mantissa bits
-                       fast=slices > 1 or (tile, transpose_a, across) == ((128, 128), False, False),
-                       within=functools.partial(replaced, tf32.__name__, choose=lambda *_, c=(tile, slices): c))
+def _of_extensions():
+    """Those of products of extensions (launcher.py)."""
+    return [problem for module in extensions.available("matmul").values() for problem in module.problems()]
 
 
 # Float16 --------------------------------------------------------------------------------------------------------------
@@ -86,11 +82,11 @@ RUNGS = {5: ("mma",), 6: ("hopper",)}
 def _in_tile(key, rung, M=8, N=8, K=8, parts=1, pairs=False, added=False, alpha=1.0, words="", **more):
     """key: tile, whether a is contiguous along m and b along n, whether the result is float16."""
     tile, transpose_a, across, is_half = key
-    label = f"float16, {_layout(transpose_a, not across)}, tile {tile}, float{16 if is_half else 32}{words}"
+    label = f"float16, {layout_of(transpose_a, not across)}, tile {tile}, float{16 if is_half else 32}{words}"
     more |= {"residual": half(M, N)} if added else {}
     more |= {} if is_half else {"out_dtype": np.float32}
     more |= {"alpha": alpha} if alpha != 1 else {}
-    return _product(label, M, N, K, transpose_a, not across, half, versions=RUNGS[rung],
+    return product(label, M, N, K, transpose_a, not across, half, versions=RUNGS[rung],
                     within=functools.partial(with_tile, tile, rung, parts, pairs), **more)
 
 
@@ -122,7 +118,7 @@ def _by_hopper():
     run = (256, False, True), (192, True, False), (128, False, False), (64, True, True)  # each tile, each order
     for key in kernel.BATCH_KERNELS:
         tile, transpose_a, across = key
-        yield _product(f"float16, a batch, {_layout(transpose_a, not across)}, tile {tile}", 128, 8, 64, transpose_a,
+        yield product(f"float16, a batch, {layout_of(transpose_a, not across)}, tile {tile}", 128, 8, 64, transpose_a,
                        not across, half, (2,), residual=half(2, 128, 8), versions=RUNGS[6], fast=tile == 64,
                        only_compiled=key not in run, within=functools.partial(with_tile, tile, 6))
 
@@ -131,7 +127,7 @@ def _row_sums():
     """A weight's gradient with its bias's: sums of one part, two and nine."""
     for rung, tile, short, long in (5, min(TILES), 200, 8 * TILES[64, 64].k + 8), (6, 64, 72, 8 * BK + 8):
         for parts, K in (1, long), (2, short), (9, long):
-            yield _product(f"float16, row sums, rung {rung}, {parts} parts", 8, 8, K, True, False, half,
+            yield product(f"float16, row sums, rung {rung}, {parts} parts", 8, 8, K, True, False, half,
                            row_sums=single(8), out_dtype=np.float32, versions=RUNGS[rung], bfloat16=parts == 1,
                            fast=parts == 7 - rung, within=functools.partial(with_tile, tile, rung, parts))
 
@@ -139,12 +135,11 @@ def _row_sums():
 def matmul_problems():
     """[Problem] of matmul_forward: small ones, and square ones for the ladder."""
     square, large = (2048, 2048), (8192, 8192)
-    return [*_of_float32(), *_of_tf32(), *_by_mma(), *_by_hopper(), *_row_sums(),
+    return [*_of_float32(), *_of_extensions(), *_by_mma(), *_by_hopper(), *_row_sums(),
             # extents that no tensor core takes
-            _product("float16, a·bᵀ, K of 12", 5, 3, 12, False, True, half, versions=("tiled",), bfloat16=True),
+            product("float16, a·bᵀ, K of 12", 5, 3, 12, False, True, half, versions=("tiled",), bfloat16=True),
             Problem(a=single(*square), b=single(*square), measured=True,
                     versions=("naive", "tiled", "register-tiled", "vectorised")),
-            Problem(a=single(*large), b=single(*large), measured=True, versions=("tf32",), precision="tf32"),
             Problem(a=half(*large), b=half(*large), transpose_b=True, measured=True, versions=("mma", "hopper"))]
 
 

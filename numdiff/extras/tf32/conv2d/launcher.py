@@ -1,20 +1,20 @@
 """Convolution of float32 by tf32: when it runs, in which tiles and parts.
 
 SHAPES
-    as in ../direct.py; all float32, C and N multiples of 4
+    as in kernels/conv2d/direct.py; all float32, C and N multiples of 4
 VERSIONS
-    v4 tf32: of ../launcher.py in float32, which runs where the device's switch `tf32` is on.
+    v4 tf32: of kernels/conv2d/launcher.py in float32, which runs where the device's switch `tf32` is on.
 ACCURACY
-    as ../../matmul/tf32.py: about 3e-4 in the 2-norm; the tests hold it below 5e-4.
+    as ../matmul.py: about 3e-4 in the 2-norm; the tests hold it below 5e-4.
 DETERMINISM
     a fixed order of k for each output; parts are added in order by a second kernel.
 COST
-    FLOPs as in ../direct.py. A step of 16 channels brings 16 KiB for 2 · 128 · 128 · 16 FLOPs, 32 a byte of the L2
-    cache, or 20 KiB for as many, 26.
+    FLOPs as in kernels/conv2d/direct.py. A step of 16 channels brings 16 KiB for 2 · 128 · 128 · 16 FLOPs, 32 a byte
+    of the L2 cache, or 20 KiB for as many, 26.
 SOURCE
     forward.py, weight_gradient.py.
 READ NEXT
-    ../narrow_half/, for layers too narrow for any of this.
+    kernels/conv2d/narrow_half/, for layers too narrow for any of this.
 """
 import functools
 import itertools
@@ -25,12 +25,12 @@ from ....device import empty, launch
 from ....device.limits import multiprocessors_of
 from ....device.requires import supports
 from ....device.specialise import Variants, specialise
-from ...batch_invariance import nominal_extent
-from ...matmul.tf32 import BK, NS_PER_BYTE, ROW, SECOND_PASS, STAGES, START, THREADS, switched_on
-from ...versions import capped, label
-from ..direct import Added, Addends, Geometry
-from ..narrow import NARROW
-from ..tiles import add_parts
+from ....kernels.batch_invariance import nominal_extent
+from ....kernels.conv2d.direct import Added, Addends, Geometry
+from ....kernels.conv2d.narrow import NARROW
+from ....kernels.conv2d.tiles import add_parts
+from ....kernels.versions import capped, label
+from ..matmul import BK, NS_PER_BYTE, ROW, SECOND_PASS, STAGES, START, THREADS, switched_on
 from .forward import BLOCK, add_parts_and_more_kernel, conv2d_tf32
 from .weight_gradient import conv2d_tf32_weight_gradient
 
@@ -69,7 +69,7 @@ WEIGHT_GRADIENT = Variants(GRADIENT_TILES, make_weight_gradient)
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
-def tf32_chosen(x, weight, version):
+def chosen(x, weight, version):
     """Whether a convolution goes to this rung: forced by its version, or by the device's switch where it can be."""
     n, size, _, c = weight.shape
     takes = (x.dtype == np.float32 and supports(x, FORWARD) and n % 4 == c % 4 == 0
@@ -106,7 +106,7 @@ def shared_bytes(tile):
     return STAGES * (tile[0] + tile[1]) * ROW
 
 
-def tf32_forward(x, weight, bias, y, stride, channel=None, residual=None, gradient=False):
+def forward(x, weight, bias, y, stride, channel=None, residual=None, gradient=False):
     """y = conv2d(x, weight) + …, for arrays that launcher.py has checked.
 
     gradient: x is dy, y is dx, of a convolution with stride 1
@@ -133,12 +133,12 @@ def tf32_forward(x, weight, bias, y, stride, channel=None, residual=None, gradie
     return y
 
 
-def tf32_input_gradient(dy, weight, dx):
+def input_gradient(dy, weight, dx):
     """dx of a convolution with stride 1."""
-    return tf32_forward(dy, weight, None, dx, 1, gradient=True)
+    return forward(dy, weight, None, dx, 1, gradient=True)
 
 
-def tf32_weight_gradient(dy, x, dweight, stride, accumulate=True):
+def weight_gradient(dy, x, dweight, stride, accumulate=True):
     """dweight += …, or = …"""
     _, h, w, c = x.shape
     b, ho, wo, n = dy.shape

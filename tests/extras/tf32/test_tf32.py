@@ -8,13 +8,14 @@ import pytest
 
 from numdiff.device import cuda, download, empty, launch, upload
 from numdiff.device.tensor_core import float_of, word_of
+from numdiff.extras.tf32 import matmul as tf32
+from numdiff.extras.tf32.conv2d import launcher as conv2d_tf32
 from numdiff.kernels import attention_backward, attention_forward
 from numdiff.kernels import conv2d as C
 from numdiff.kernels import matmul as P
 from numdiff.kernels.conv2d import direct
-from numdiff.kernels.conv2d.tf32 import launcher as conv2d_tf32
 from numdiff.kernels.linear import linear_backward, linear_forward
-from numdiff.kernels.matmul import launcher, tf32
+from numdiff.kernels.matmul import launcher
 from tests.conftest import exhaustive, exhaustively, large, on, quick, relative_error, shapes, where
 from tests.kernels.compile_logs import names_of_tests, ptx_of
 
@@ -226,10 +227,10 @@ def test_convolution_tiles(engine, rng, monkeypatch, tile, gradient, parts):
     weight = engine(a["weight"])
     if gradient:
         want = C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], np.zeros_like(a["weight"]))
-        got = conv2d_tf32.tf32_input_gradient(engine(a["dy"]), weight, empty(a["x"].shape, np.float32, engine.backend))
+        got = conv2d_tf32.input_gradient(engine(a["dy"]), weight, empty(a["x"].shape, np.float32, engine.backend))
     else:
         want = C.conv2d_forward_reference(a["x"], a["weight"], a["bias"], 1, a["channel"], a["residual"])
-        got = conv2d_tf32.tf32_forward(engine(a["x"]), weight, engine(a["bias"]),
+        got = conv2d_tf32.forward(engine(a["x"]), weight, engine(a["bias"]),
                                        empty(a["residual"].shape, np.float32, engine.backend), 1, engine(a["channel"]),
                                        engine(a["residual"]))
     engine.check(got, want, TOLERANCE)
@@ -248,7 +249,7 @@ def test_gradient_tiles(engine, rng, monkeypatch, tile):
     want = rng.standard_normal(a["weight"].shape)
     dweight = engine(want)
     C.conv2d_backward_reference(a["dy"], a["x"], a["weight"], want, need_dx=False)
-    conv2d_tf32.tf32_weight_gradient(engine(a["dy"]), engine(a["x"]), dweight, 1)
+    conv2d_tf32.weight_gradient(engine(a["dy"]), engine(a["x"]), dweight, 1)
     engine.check(dweight, want, TOLERANCE)
 
 

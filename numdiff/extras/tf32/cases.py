@@ -1,9 +1,9 @@
 """Cases of float32 on tensor cores: operands rounded to tf32, float32 sums."""
-from .. import conv2d
-from ..conv2d.tf32 import launcher as conv2d_tf32
-from ..matmul import tf32
-from ..problem import replaced
-from .case import Case, normal
+from ...kernels import conv2d
+from ...kernels.check.case import Case, normal
+from ...kernels.problem import replaced
+from . import matmul as tf32
+from .conv2d import launcher as conv2d_tf32
 
 TF32_TOLERANCE = 5e-4  # operands are rounded to 10 mantissa bits
 

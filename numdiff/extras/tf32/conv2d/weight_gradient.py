@@ -9,7 +9,7 @@ LAUNCH
     128 threads. 128 or 64 channels of dy × 128 columns of col, or 64 × 256; a column is a tap and a channel, so that
     tiles are full whatever C is. Grid (column tiles, channel tiles, parts of the pixels).
 SOURCE
-    PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma); the rounding: ../../matmul/tf32.py.
+    PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma); the rounding: ../matmul.py.
 READ NEXT
     launcher.py
 """
@@ -19,8 +19,10 @@ from ....device import cuda, int32, uint32
 from ....device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ....device.requires import requires
 from ....device.specialise import Constant
-from ...common import divide
-from ...matmul.tf32 import (
+from ....kernels.common import divide
+from ....kernels.conv2d.direct import Added, Addends
+from ....kernels.conv2d.implicit_weight_gradient import column_source
+from ..matmul import (
     A_BYTES,
     ACCUMULATORS,
     B_BYTES,
@@ -38,8 +40,6 @@ from ...matmul.tf32 import (
     multiply_tiles,
     place_across,
 )
-from ..direct import Added, Addends
-from ..implicit_weight_gradient import column_source
 from .forward import write_outputs
 
 PER_PIXEL = THREADS // BK  # threads of a pixel, in the weight gradient

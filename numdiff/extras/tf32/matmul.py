@@ -32,13 +32,13 @@ ACCURACY
 DETERMINISM
     one warp sums each output in the order of k; slices are added in their order.
 COST
-    as reference.py. A step brings 16 KiB for 2 · 128 · 128 · 16 FLOPs: 32 FLOPs a byte of the L2 cache, and for 64
-    mma a warp has some 270 to 300 instructions. Roofs: the L2 cache and the rate of mma.sync, close together.
+    as kernels/matmul/reference.py. A step brings 16 KiB for 2 · 128 · 128 · 16 FLOPs: 32 FLOPs a byte of the L2 cache,
+    and for 64 mma a warp has some 270 to 300 instructions. Roofs: the L2 cache and the rate of mma.sync, close.
 SOURCE
     PTX ISA, sections 9.7.9.25.3 (cp.async) and 9.7.14.5 (mma, ldmatrix); the rounding: Dekker 1971, "A Floating-Point
     Technique for Extending the Available Precision", Numerische Mathematik 18, section 5, with two fused multiply-adds.
 READ NEXT
-    ../conv2d/tf32/, which gathers a convolution's tiles and multiplies them with the functions here.
+    conv2d/, which gathers a convolution's tiles and multiplies them with the functions here.
 """
 import functools
 import itertools
@@ -52,10 +52,12 @@ from ...device.limits import multiprocessors_of
 from ...device.requires import requires, supports
 from ...device.specialise import Constant, Variants, specialise
 from ...device.tensor_core import float_of, ldmatrix_x4, load_words2, mma_m16n8k8_tf32_into, word_of
-from ..batch_invariance import nominal_extent
-from ..versions import capped, label
-from .operands import Epilogue, Shape, Strides, first_output, length_of, start_of_c, starts_of
-from .split_half import add_partials
+from ...kernels.batch_invariance import nominal_extent
+from ...kernels.matmul.operands import Epilogue, Shape, Strides, first_output, length_of, start_of_c, starts_of
+from ...kernels.matmul.problems import layout_of, product
+from ...kernels.matmul.split_half import add_partials
+from ...kernels.problem import Problem, replaced, single
+from ...kernels.versions import capped, label
 
 VERSION = 5  # of matmul in float32: the number that mma.sync has in float16
 BK = 16  # of K in a tile: two mma deep; a row along k is 64 bytes, four chunks of 16
@@ -65,7 +67,7 @@ PENDING = STAGES - 2  # groups that may be in flight while a tile is multiplied
 TILES = {(128, 128): (64, 64), (128, 64): (64, 32), (64, 64): (32, 32)}  # tile of C -> its warps' tiles: four warps
 THREADS = 128
 
-# Of each kernel, here and in ../conv2d/tf32/: the tile of C and that of a warp, whether the operands are transposed
+# Of each kernel, here and in conv2d/: the tile of C and that of a warp, whether the operands are transposed
 # (contiguous along m or n)
 TILE_M, TILE_N, WARP_M, WARP_N, A_ACROSS, B_ACROSS = (Constant() for _ in range(6))
 WARPS_N = Constant(lambda TILE_N, WARP_N: TILE_N // WARP_N)  # warps side by side
@@ -396,7 +398,7 @@ def slice_of(K, slices):
     return -(-K // (slices * BK)) * BK
 
 
-def launch_tf32(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residual):
+def multiply(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residual):
     """As `launcher.matmul_strided`: c = or += alpha · a·b + bias, or + residual, which has c's strides."""
     array = c.array
     if residual is not None and residual.offset % 16:
@@ -428,3 +430,17 @@ def launch_tf32(a, b, c, M, N, K, outer, inner, bias, alpha, accumulate, residua
         copy_into(array, residual)
     add_partials(partial, flat_c.reshape(M, N), slices, biases, float(alpha), int(bias is not None),
                  accumulate or residual is not None)
+
+
+# Problems -------------------------------------------------------------------------------------------------------------
+
+def problems():
+    """[Problem] of matmul_forward: each tile and order, a sum in slices, a large one for the benchmark."""
+    for tile, transpose_a, across, slices in (*((*key, 1) for key in KERNELS), ((64, 64), True, True, 2)):
+        label = f"tf32, {layout_of(transpose_a, not across)}, tile {tile}{', in slices' * (slices > 1)}"
+        yield product(label, *((16, 12, 8) if slices == 1 else (20, 12, 40)), transpose_a, not across,
+                       versions=("tf32",), tolerance=5e-4,  # operands are rounded to 10 mantissa bits
+                       fast=slices > 1 or (tile, transpose_a, across) == ((128, 128), False, False),
+                       within=functools.partial(replaced, __name__, choose=lambda *_, c=(tile, slices): c))
+    large = single(8192, 8192)
+    yield Problem(a=large, b=large, measured=True, versions=("tf32",), precision="tf32")

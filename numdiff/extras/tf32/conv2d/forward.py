@@ -9,7 +9,7 @@ MATHEMATICS
                       calls im2col.
 WHAT IS NEW, AND WHY IT PAYS, against ../implicit.py
     products by mma.m16n8k8, 1024 multiply-adds an instruction; tiles travel by cp.async, three stages deep. Tiles in
-    shared memory, fragments and the rounding are those of ../../matmul/tf32.py: read that first.
+    shared memory, fragments and the rounding are those of ../matmul.py: read that first.
 LAUNCH
     128 threads. 128 × 128 or 256 × 64 pixels × channels, or 64 × 64 where those are few; a warp has 64 × 64 or 32 × 32.
     Grid (pixel tiles, channel tiles, parts): where the tiles do not fill a GPU, the taps and channels are cut into
@@ -25,8 +25,8 @@ from ....device import cuda, int32, load4, store4, uint32
 from ....device.async_copy import cp_async_16_zfill, cp_async_commit, cp_async_wait, shared_address
 from ....device.requires import requires
 from ....device.specialise import Constant
-from ...common import divide
-from ...matmul.tf32 import (
+from ....kernels.common import divide
+from ..matmul import (
     A_BYTES,
     ACCUMULATORS,
     B_BYTES,
@@ -52,7 +52,7 @@ from ...matmul.tf32 import (
 
 BLOCK = 256  # threads of the kernel that adds parts
 
-# Of each kernel, in addition to those of ../../matmul/tf32.py
+# Of each kernel, in addition to those of ../matmul.py
 GRADIENT = Constant()  # of the input: the weight is (C, taps, N), to be read from its last tap to its first
 PIXELS, WEIGHTS = Constant(lambda TILE_M: TILE_M * 4 // THREADS), Constant(lambda TILE_N: TILE_N * 4 // THREADS)
 # copies of a thread in a step; and the pixels, or rows of weights, from one to the next
@@ -84,7 +84,7 @@ def write_four(y, pixel, n, exists, N, per_image, v0, v1, v2, v3, addends, added
 
 @cuda.jit(device=True, forceinline=True)
 def write_rows(y, start, accumulators, i, pixel, n, pixels, N, per_image, addends, added):
-    """Fragments 16 · i … of a lane, as `write_rows` of matmul/tf32.py: two pixels, four channels of each pair."""
+    """Fragments 16 · i … of a lane, as `write_rows` of ../matmul.py: two pixels, four channels of each pair."""
     p = int32(pixel + 16 * i)
     for j in range(PAIRS):
         s, m = 8 * (PAIRS * i + j), int32(n + 16 * j)
