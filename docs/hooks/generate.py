@@ -19,7 +19,8 @@ import sections  # noqa: E402
 from numdiff import extensions  # noqa: E402
 from numdiff.kernels import check, figures  # noqa: E402
 from numdiff.kernels.operation import all_operations  # noqa: E402
-from numdiff.lessons.chapter import chapters  # noqa: E402
+from numdiff.lessons import catalogue  # noqa: E402
+from numdiff.lessons.chapter import Notebook, chapters  # noqa: E402
 
 PACKAGES = {"numdiff": "numdiff", "numdiff.nn": "Models and autograd", "numdiff.diffusion": "Diffusion and samplers",
             "numdiff.training": "Training", "numdiff.data.dataset": "Datasets", "numdiff.evaluation": "Evaluation",
@@ -159,39 +160,62 @@ def repository():
     return found and found[1]
 
 
-def chapter_pages():
-    """Each chapter with what it prints and draws when the site is built, and as a notebook.
+WIDE = "---\nhide:\n  - toc\n---\n\n"  # a page whose code has lines of up to 120 columns
+
+
+def buttons(notebook, folder):
+    """Write a notebook next to its page; returns the buttons that open it.
 
     Colab opens notebooks from GitHub only. It finds them on the branch gh-pages, to which the site is published.
     """
-    lines, name = [], repository()
-    source = name and f"https://github.com/{name}@{os.environ.get('GITHUB_SHA', 'main')}"
+    name, path = repository(), f"{folder}/{notebook.name}.ipynb"
+    page(path, notebook.notebook(name and f"https://github.com/{name}@{os.environ.get('GITHUB_SHA', 'main')}"))
+    text = f"[Download the notebook]({notebook.name}.ipynb){{ .md-button download }}"
+    if name:
+        text = (f"[Open in Colab](https://colab.research.google.com/github/{name}/blob/gh-pages/{path})"
+                f"{{ .md-button .md-button--primary }} {text}")
+    return text
+
+
+def chapter_pages():
+    """Each chapter with what it prints and draws when the site is built, and as a notebook."""
+    lines = []
     for number, chapter in chapters().items():
         path, count, text = f"chapters/{chapter.name}", 0, []
-        page(f"{path}.ipynb", chapter.notebook(source))
-        buttons = f"[Download the notebook]({chapter.name}.ipynb){{ .md-button download }}"
-        if name:
-            buttons = (f"[Open in Colab](https://colab.research.google.com/github/{name}/blob/gh-pages/{path}.ipynb)"
-                       f"{{ .md-button .md-button--primary }} {buttons}")
         for cell, printed, drawn_here in chapter.run():
             text.append(f"```python\n{cell.text}\n```" if cell.code else prose_of(cell))
             if len(text) == 1:
-                text.append(f"{buttons}\n\nOr write it into a folder: `numdiff learn --chapter {number}`.")
+                text.append(f"{buttons(chapter, 'chapters')}\n\nOr write it into a folder: "
+                            f"`numdiff learn --chapter {number}`.")
             if printed:
                 text.append(f"```text\n{printed.rstrip()}\n```")
             for figure in drawn_here:
                 count += 1
                 page(f"{path}-{count}.svg", figure)
                 text.append(f"![Figure {count}: drawn by the cell above]({chapter.name}-{count}.svg)")
-        page(f"{path}.md", "\n\n".join(text) + "\n")
+        page(f"{path}.md", WIDE + "\n\n".join(text) + "\n")
         lines.append(f"    * [{number}. {chapter.title}]({path}.md)")
     return lines
 
 
+def notebook_pages():
+    """The notebooks of docs/notebooks/, which are not run when the site is built."""
+    lines = []
+    for file in sorted((ROOT / "docs" / "notebooks").glob("*.py")):
+        notebook = Notebook(file)
+        text = [f"```python\n{cell.text}\n```" if cell.code else cell.text for cell in notebook.cells]
+        page(f"notebooks/{notebook.name}.md",
+             WIDE + "\n\n".join([text[0], buttons(notebook, "notebooks"), *text[1:]]) + "\n")
+        lines.append(f"    * [{notebook.title}](notebooks/{notebook.name}.md)")
+    return lines
+
+
 def prose_of(cell):
-    """A cell's text for the site: a line of puzzles becomes a box, and files of kernels link to their pages."""
-    box = r'!!! tip "\g<0>"\n\n    `numdiff learn \1` opens the first of them.'
-    text = re.sub(r"^Puzzles?: (\d+).*", box, cell.text, flags=re.MULTILINE)
+    """A cell's text for the site: a line of puzzles becomes a list, and files of kernels link to their pages."""
+    def puzzles(found):
+        return '!!! tip "Now solve"\n\n' + "\n".join(f"    * `numdiff learn {n}`: {catalogue.puzzle(int(n)).title}"
+                                                     for n in re.findall(r"\d+", found[1]))
+    text = re.sub(r"^Puzzles?: (.*)$", puzzles, cell.text, flags=re.MULTILINE)
     return re.sub(r"`numdiff/kernels/([\w/]+)\.py`", kernel_link, text)
 
 
@@ -283,10 +307,10 @@ ORDER = {"tutorials": ("first-run.md", "own-pictures.md", "presets.md", "trouble
 def main():
     pictures()
     results()
-    nav = ["* [numdiff](index.md)", "* Tutorials", *written("tutorials"), "* How to", *written("how-to"),
-           "* Chapters", *chapter_pages(), "* Guides", *guides(), "* Kernels", "    * [Measured figures](results.md)",
-           *kernel_pages(), "* Reference", *reference(), "* [Glossary](glossary.md)", "* [Lessons](lessons.md)",
-           "* Logs", *logs()]
+    nav = ["* [numdiff](index.md)", "* Tutorials", *written("tutorials"), *notebook_pages(), "* How to",
+           *written("how-to"), "* Chapters", *chapter_pages(), "* Guides", *guides(), "* Kernels",
+           "    * [Measured figures](results.md)", *kernel_pages(), "* Reference", *reference(),
+           "* [Glossary](glossary.md)", "* [Lessons](lessons.md)", "* Logs", *logs()]
     page("SUMMARY.md", "\n".join(nav) + "\n")
 
 

@@ -47,11 +47,11 @@ class Ran(NamedTuple):
     figures: list
 
 
-class Chapter:
-    """One chapter. path: of its file, such as 01_threads_and_memory.py"""
+class Notebook:
+    """A file of cells. path: of its file, such as 01_threads_and_memory.py"""
 
     def __init__(self, path):
-        self.path, self.name, self.number = path, path.stem, int(path.stem[:2])
+        self.path, self.name = path, path.stem
 
     @functools.cached_property
     def cells(self):
@@ -60,8 +60,7 @@ class Chapter:
         cells = []
         for mark, following in zip(marks, [*marks[1:], None], strict=True):
             body = text[mark.end():following.start() if following else len(text)].strip("\n")
-            if mark[1]:
-                body = re.sub(r"^# ?", "", body, flags=re.MULTILINE)
+            body = re.sub(r"^# ?" if mark[1] else r"^# (?=!)", "", body, flags=re.MULTILINE)  # "# !" is a command
             cells.append(Cell(not mark[1], body, text.count("\n", 0, mark.end()) + 1))
         return cells
 
@@ -72,7 +71,27 @@ class Chapter:
     @property
     def title(self):
         """Such as "Threads and memory"."""
-        return re.match(r"# \d+\. (.*)", self.cells[0].text)[1]
+        return re.match(r"# (?:\d+\. )?(.*)", self.cells[0].text)[1]
+
+    def notebook(self, source=None):
+        """The text of an .ipynb file. source: the URL of a Git repository, for a first cell that installs numdiff."""
+        cells = [(True, INSTALL.replace("{source}", source).rstrip("\n"))] if source else []
+        cells += [(cell.code, cell.text) for cell in self.cells]
+        return json.dumps({
+            "cells": [{"cell_type": "code" if code else "markdown", "id": f"cell-{n}", "metadata": {},
+                       "source": text.splitlines(True), **({"execution_count": None, "outputs": []} if code else {})}
+                      for n, (code, text) in enumerate(cells)],
+            "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+                         "language_info": {"name": "python"}},
+            "nbformat": 4, "nbformat_minor": 5}, indent=1, ensure_ascii=False) + "\n"
+
+
+class Chapter(Notebook):
+    """One chapter."""
+
+    @property
+    def number(self):
+        return int(self.name[:2])
 
     @property
     def puzzles(self):
@@ -120,18 +139,6 @@ class Chapter:
             if value is not None and picture is None and not hasattr(value, "_ipython_display_"):
                 printed.write(f"{value!r}\n")
             yield Ran(cell, printed.getvalue(), [picture()] if picture else [])
-
-    def notebook(self, source=None):
-        """The text of an .ipynb file. source: the URL of a Git repository, for a first cell that installs numdiff."""
-        cells = [(True, INSTALL.replace("{source}", source).rstrip("\n"))] if source else []
-        cells += [(cell.code, cell.text) for cell in self.cells]
-        return json.dumps({
-            "cells": [{"cell_type": "code" if code else "markdown", "id": f"cell-{n}", "metadata": {},
-                       "source": text.splitlines(True), **({"execution_count": None, "outputs": []} if code else {})}
-                      for n, (code, text) in enumerate(cells)],
-            "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-                         "language_info": {"name": "python"}},
-            "nbformat": 4, "nbformat_minor": 5}, indent=1, ensure_ascii=False) + "\n"
 
     def copy_to(self, folder):
         """Write the notebook into a folder and return its path; a `UsageError` if it exists."""

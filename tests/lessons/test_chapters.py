@@ -6,15 +6,17 @@ import ast
 import json
 import pathlib
 import re
+import shlex
 
 import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from numdiff.device import get_backend, ptx
 from numdiff.lessons import catalogue, lab
-from numdiff.lessons.chapter import chapters
+from numdiff.lessons.chapter import Notebook, chapters
 from numdiff_cli.main import main
 
 CHAPTERS = chapters()
@@ -112,6 +114,23 @@ def test_a_kernel_runs_on_a_device_too():
     for wanted, message in ((x + x, "the same result"), (x, "another result")):
         line = lab.on_card(get_backend("emulator"), twice, 1, 32, (x, x), [x, np.zeros_like(x)], [x, wanted])
         assert message in line and line.startswith("  on ")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # open images
+def test_the_notebook_that_trains_runs_on_a_cpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for cell in Notebook(ROOT / "docs" / "notebooks" / "train_on_a_t4.py").cells:
+        if cell.code and cell.text.startswith("!numdiff "):
+            result = CliRunner().invoke(main, shlex.split(cell.text.format(**names))[1:])
+            assert result.exit_code == 0, result.output
+        elif cell.code:
+            exec(cell.text, names)
+            names["STEPS"] = 2
+    names["run"].joinpath("stats.jsonl").read_text(encoding="utf-8")
+    with Image.open("emoji.png") as grid:
+        assert grid.size[0] >= 6 * 32
 
 
 @pytest.fixture
