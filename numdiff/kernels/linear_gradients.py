@@ -101,7 +101,7 @@ def _small(label, rows, sizes, accumulate, within, **more):
     shaped = {"dy": lambda N, K: half(rows, N), "x": lambda N, K: half(rows, K), "dweight": single,
               "dbias": lambda N, K: single(N)}
     return Problem(f"float16, {label}{', written' * (not accumulate)}", tolerance=1e-5, within=within,
-                   run=functools.partial(_of_arrays, sizes, accumulate), **more,
+                   once=True, run=functools.partial(_of_arrays, sizes, accumulate), **more,
                    **{f"{name}_{i}": make(*size) for i, size in enumerate(sizes) for name, make in shaped.items()})
 
 

@@ -101,7 +101,7 @@ def _both_ways(N, K, G, accumulate, arrays, version):
 
 def _small(B, N, K, G, accumulate, **more):
     size = G * (N * K + N + 2 * GAP)
-    return Problem(f"float16, and backward, {G} of {N}×{K}{', written' * (not accumulate)}", x=half(B, K),
+    return Problem(f"float16, and backward, {G} of {N}×{K}{', written' * (not accumulate)}", once=True, x=half(B, K),
                    dy=half(B, G * N), half=half(size), flat=single(size), gradient=single(size),
                    run=functools.partial(_both_ways, N, K, G, accumulate), **more)
 

@@ -124,6 +124,7 @@ class Problem:
         only the exhaustive ones
     fast: the quick tests run it in the emulator; otherwise only the exhaustive ones do; or the names of the versions
         that the quick tests run
+    once: tests run it in one thread order: it is long, and others have what two orders could show
     only_compiled: tests compile it and do not run it, since others run each two of its kernel's constants
     measured: of a model's size, so that the benchmark times it, and neither check nor tests run it; "not yet": and its
         figures are still to be measured
@@ -140,11 +141,11 @@ class Problem:
     arguments: {name: value} of those of the operation
     """
 
-    def __init__(self, label=None, *, tolerance=None, bfloat16=False, fast=True, only_compiled=False, measured=False,
-                 versions=None, inputs=None, derived=None, within=None, run=None, call=None, precision=None, note="",
-                 moved=0, flops=None, **arguments):
+    def __init__(self, label=None, *, tolerance=None, bfloat16=False, fast=True, once=False, only_compiled=False,
+                 measured=False, versions=None, inputs=None, derived=None, within=None, run=None, call=None,
+                 precision=None, note="", moved=0, flops=None, **arguments):
         self.label, self.tolerance, self.bfloat16 = label, tolerance, bfloat16
-        self.fast, self.only_compiled, self.measured = fast, only_compiled, measured
+        self.fast, self.once, self.only_compiled, self.measured = fast, once, only_compiled, measured
         self.versions, self.inputs, self.derived, self.within, self.run = versions, inputs, derived, within, run
         self.call, self.precision, self.note, self.moved, self.flops = call, precision, note, moved, flops
         self.arguments = arguments

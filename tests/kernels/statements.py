@@ -16,7 +16,7 @@ import time
 
 from numdiff.emulator import rewrite
 from numdiff.kernels import check as checking
-from tests.kernels.test_check import COMPILED, is_named, repeats
+from tests.kernels.test_check import repeats
 
 
 class Probes(ast.NodeTransformer):
@@ -88,7 +88,7 @@ def reached_by(pairs):
 def main():
     pairs = [(case, version) for case in checking.cases_named(sys.argv[1:]) for version in case.versions]
     known = set().union(*(places for places, _ in reached_by(p for p in pairs if not repeats(*p)).values()))
-    moved = reached_by(p for p in pairs if repeats(*p) and not is_named(COMPILED, *p))
+    moved = reached_by(p for p in pairs if repeats(*p) and not p[0].only_compiled)
     missing = set().union(*(places for places, _ in moved.values())) - known
     files = collections.defaultdict(set)
     for path, line, _ in missing:

@@ -44,7 +44,6 @@ VERSIONS = [(case, version) for case in checking.CASES for version in case.versi
 
 # "name: label vVERSION" of cases of which others have each part: for them the emulator's time is too long
 REPEATED = re.compile("|".join((
-    r"matmul_level: 256 × 512 × 128 v4",  # v5 has two tiles a block, too
     # the tiles with other taps, with statistics or forward
     r"conv2d: float16, tile \((64, .|96, .|128, 1)\), 1 × 1.*", r"conv2d: float16, tile \((64|96), 1\), 3 × 3, 3.*",
     r"conv2d_input_gradient: float16, tile \((64, .|96, .|128, 1|32, 2)\), 1 × 1.*",
@@ -65,14 +64,6 @@ REPEATED = re.compile("|".join((
 ALONE = re.compile(
     r"conv2d_weight_gradient: float16, tile of 32, (256 pixels, 1 parts|64 pixels, 4 parts), . blocks a cluster vNone")
 
-# cases that run in one order only: they are long, and others have what two orders could show
-ONCE = re.compile(r"(linear_stack|linear_gradients|conv2d_level|matmul_level|depthwise)\w*: .*|"
-                  r".*: .*bfloat16.*")  # float16 has both orders
-# …and cases that are compiled (test_compile_logs.py), not run: only constants differ; `numdiff kernels check` has them
-COMPILED = re.compile(r"depthwise_input_gradient: (3×3 float16, (3|17)|5×5 float16, (3|29)|7×7 float16, (17|29)) rows, "
-                      r"with a residual v4|"
-                      r"depthwise_layernorm: .* 264 channels v2")  # another has fewer channels, another more
-
 
 def is_named(pattern, case, version):
     return pattern.fullmatch(f"{case.name}: {case.label} v{version}") is not None
@@ -86,11 +77,12 @@ def repeats(case, version):
 
 def runs(case, version, order):
     """Whether a test is there for a case in this thread order."""
-    if case.only_compiled or is_named(COMPILED, case, version):
+    if case.only_compiled:
         return False
     if repeats(case, version):
         return order == "reversed"  # another case has the text in two orders
-    return order == "shuffled" or order == "forward" and not is_named(ONCE, case, version)
+    once = case.once or "bfloat16" in case.label  # float16 has both orders
+    return order == "shuffled" or order == "forward" and not once
 
 
 def bits_of(results):

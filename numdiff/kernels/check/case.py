@@ -15,7 +15,7 @@ class Case:
     label: which problem, where there are several
     bfloat16: bfloat16_cases (bfloat16.py) repeats it in that type; "exhaustive": for the exhaustive tests
     fast: the quick tests run it; otherwise only the exhaustive ones do; or a list of the versions that they run
-    only_compiled: tests compile it and do not run it
+    once: tests run it in one thread order; only_compiled: they compile it and do not run it
     """
 
     name: str
@@ -26,6 +26,7 @@ class Case:
     label: str = ""
     fast: bool | list = True
     bfloat16: bool = False
+    once: bool = False
     only_compiled: bool = False
 
     def is_fast(self, version):

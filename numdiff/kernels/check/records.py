@@ -16,7 +16,7 @@ def cases_of(record):
     """[Case] of an `Operation`."""
     return [Case(record.name, problem.make, functools.partial(_run, record, problem), _versions(record, problem),
                  problem.allowed, problem.label, _fast(record, problem), problem.bfloat16,
-                 problem.only_compiled)
+                 problem.once, problem.only_compiled)
             for problem in record.problems if not problem.measured]
 
 

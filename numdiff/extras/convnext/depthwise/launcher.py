@@ -150,22 +150,28 @@ def _problems(make, *fast):
 
 def _forward_problem(label, shape, k, array, **more):
     B, _, _, C = shape
-    return Problem(label, x=array(*shape), weight=array(k, k, C), bias=single(C), channel=single(B, C), **more)
+    return Problem(label, x=array(*shape), weight=array(k, k, C), bias=single(C), channel=single(B, C), once=True,
+                   **more)
 
 
 def _input_problem(label, shape, k, array, **more):
-    return Problem(label, dy=array(*shape), weight=array(k, k, shape[3]), **more)
+    return Problem(label, dy=array(*shape), weight=array(k, k, shape[3]), once=True, **more)
+
+
+ROWS_COMPILED = {3: (3, 17), 5: (3, 29), 7: (17, 29)}  # {kernel: rows} that tests compile alone
 
 
 def _increased_problems(*fast):
     """Problems of version 4 with a residual."""
+    compiled = {f"{k}×{k} float16, {rows} rows" for k, each in ROWS_COMPILED.items() for rows in each}
     return [Problem(f"{each.label}, with a residual", **each.arguments, residual=each.arguments["dy"],
-                    versions=("hopper",), fast=each.fast) for each in _problems(_input_problem, *fast)
-            if "hopper" in each.versions]
+                    versions=("hopper",), fast=each.fast, once=True, only_compiled=each.label in compiled)
+            for each in _problems(_input_problem, *fast) if "hopper" in each.versions]
 
 
 def _weight_problem(label, shape, k, array, **more):
-    return Problem(label, dy=array(*shape), x=array(*shape), dweight=single(k, k, shape[3]), tolerance=1e-5, **more)
+    return Problem(label, dy=array(*shape), x=array(*shape), dweight=single(k, k, shape[3]), tolerance=1e-5, once=True,
+                   **more)
 
 
 # For the benchmark: of a ConvNeXt block, and of the first of ConvNeXt-T

@@ -71,10 +71,10 @@ def _level(name, launcher):
                      _level("tma-store", launch_tma_store)],
            # one step; more steps than stages; two blocks with two tiles each, in groups of rows
            problems=[Problem("128 × 256 × 64", a=half(128, 64), b=half(256, 64), fast=False),
-                     Problem("128 × 256 × 384", a=half(128, 384), b=half(256, 384),
+                     Problem("128 × 256 × 384", a=half(128, 384), b=half(256, 384), once=True,
                              versions=("double-buffered", "warp-specialised", "persistent", "tma-store")),
-                     Problem("256 × 512 × 128", a=half(256, 128), b=half(512, 128),
-                             versions=("persistent", "tma-store")),
+                     Problem("256 × 512 × 128", a=half(256, 128), b=half(512, 128), once=True,
+                             versions=("persistent", "tma-store"), fast=("tma-store",)),
                      Problem(a=half(8192, 8192), b=half(8192, 8192), measured=True)])
 def matmul_level_forward(a, b, version=None):
     """A·Bᵀ as a new array (M, N): a (M, K), b (N, K), all float16. version: the level; None: the last."""
