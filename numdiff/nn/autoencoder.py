@@ -235,24 +235,27 @@ class Autoencoder(Model):
         h = self.post_quant_conv(h) if hasattr(self, "post_quant_conv") else h
         return F.cast(self.decoder(h), np.float32)
 
-    def encode(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def encode(self, images: np.ndarray, tile: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """(mean, logvar), float32 (B, H/f, W/f, latent_channels), of images float32 (B, H, W, in_channels) in [-1, 1].
 
         H and W are any numbers: rows and columns at the bottom and the right are repeated up to a multiple of `factor`.
-        Latents are not scaled (`scale`).
+        Latents are not scaled (`scale`). tile: side of overlapping squares, in pixels of an image, that are encoded one
+        after the other and blended: for images too large for the memory. None: whole images
         """
         images = _checked(images, self.in_channels, "images")
         more = [(0, -n % self.factor) for n in images.shape[1:3]]
-        moments = self._evaluate(self.moments, np.pad(images, ((0, 0), *more, (0, 0)), mode="edge"))
+        moments = self._by_tiles(self.moments, np.pad(images, ((0, 0), *more, (0, 0)), mode="edge"), tile,
+                                 self.factor, 1)
         mean, logvar = np.split(moments, 2, axis=3)
         return np.ascontiguousarray(mean), np.clip(logvar, *LOGVAR)
 
-    def decode(self, latents: np.ndarray, size: tuple[int, int] | None = None) -> np.ndarray:
+    def decode(self, latents: np.ndarray, size: tuple[int, int] | None = None, tile: int | None = None) -> np.ndarray:
         """Images float32 (B, f·h, f·w, in_channels), about in [-1, 1], of latents float32 (B, h, w, latent_channels).
 
-        size: (H, W) of the images that were encoded, to which the result is cropped
+        size: (H, W) of the images that were encoded, to which the result is cropped; tile: as of `encode`
         """
-        images = self._evaluate(self.reconstruct, _checked(latents, self.latent_channels, "latents"))
+        images = self._by_tiles(self.reconstruct, _checked(latents, self.latent_channels, "latents"), tile, 1,
+                                self.factor)
         return images if size is None else np.ascontiguousarray(images[:, :size[0], :size[1]])
 
     def scale(self, latents: np.ndarray) -> np.ndarray:
@@ -262,6 +265,32 @@ class Autoencoder(Model):
     def unscale(self, latents: np.ndarray) -> np.ndarray:
         """The inverse of `scale`."""
         return latents / np.float32(self.scaling_factor) + np.float32(self.shift_factor)
+
+    def _by_tiles(self, function, x, tile, down, up):
+        """function(x), x (B, H, W, C), whose result is `up` / `down` times as large, in tiles of `tile` image pixels.
+
+        Neighbouring tiles overlap by a quarter; there the result is their mean, weighed by the distance to the edge.
+        """
+        if tile is not None and (tile < 8 * self.factor or tile % self.factor):
+            raise UsageError(f"tile {tile} must be a multiple of {self.factor}, and at least {8 * self.factor}.")
+        side = None if tile is None else tile // self.factor  # in latents
+        rows, columns = (n // down for n in x.shape[1:3])
+        if side is None or side >= max(rows, columns):
+            return self._evaluate(function, x)
+        total = weights = None
+        for top in _starts(rows, side):
+            for left in _starts(columns, side):
+                height, width = min(side, rows), min(side, columns)
+                y = self._evaluate(function, np.ascontiguousarray(
+                    x[:, down * top:down * (top + height), down * left:down * (left + width)]))
+                if total is None:
+                    total = np.zeros((len(x), up * rows, up * columns, y.shape[3]), np.float32)
+                    weights = np.zeros((up * rows, up * columns, 1), np.float32)
+                ramp = _ramp(up * height)[:, None, None] * _ramp(up * width)[:, None]
+                place = slice(up * top, up * (top + height)), slice(up * left, up * (left + width))
+                total[(slice(None), *place)] += ramp * y
+                weights[place] += ramp
+        return total / weights
 
     def _evaluate(self, function, x):
         """NumPy in and out. A GPU records the first evaluation of a shape, and replays it from then on."""
@@ -312,6 +341,20 @@ class _Recorded:
         copy_into(self.input, x)
         self._replayed()
         return download(self.output)
+
+
+def _starts(count, side):
+    """Where tiles of `side` begin that cover `count`, with overlaps of at least a quarter of a tile."""
+    if side >= count:
+        return [0]
+    number = 1 + -(-(count - side) // (side - side // 4))
+    return [round(i * (count - side) / (number - 1)) for i in range(number)]
+
+
+def _ramp(count):
+    """float32 (count,): weights of a tile's rows, which rise from its edges over a quarter of it."""
+    distance = np.minimum(np.arange(count), np.arange(count)[::-1]) + np.float32(0.5)
+    return np.minimum(distance / max(1, count // 4), 1).astype(np.float32)
 
 
 def _checked(x, channels, what):

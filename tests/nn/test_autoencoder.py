@@ -53,6 +53,22 @@ def test_images_of_any_size(rng):
     assert (model.encode(padded)[0] == mean).all()
 
 
+def test_tiles_are_blended(rng, monkeypatch):
+    """Without attention they give nearly what the whole image gives: the normalisations see a tile alone."""
+    model = Autoencoder(**SMALL, mid_attention=False, device="cpu")
+    z = rng.standard_normal((1, 8, 40, 4)).astype(np.float32)
+    whole, tiled = model.decode(z), model.decode(z, tile=32)
+    assert tiled.shape == whole.shape == (1, 16, 80, 3)
+    assert relative_error(tiled, whole) < 0.3
+    images = rng.standard_normal((1, 16, 80, 3)).astype(np.float32)
+    assert model.encode(images, tile=32)[0].shape == (1, 8, 40, 4)
+    assert (model.decode(z, tile=160) == whole).all()
+    with pytest.raises(UsageError, match="tile 15 must be a multiple of 2, and at least 16"):
+        model.decode(z, tile=15)
+    monkeypatch.setattr(model, "_evaluate", lambda function, x: x.repeat(2, 1).repeat(2, 2))  # of each pixel alone
+    assert relative_error(model.decode(z, tile=16), z.repeat(2, 1).repeat(2, 2)) < 1e-6
+
+
 def test_scaling_has_an_inverse(rng):
     model = Autoencoder(**SMALL, scaling_factor=0.3611, shift_factor=0.1159, device="cpu")
     latents = rng.standard_normal((2, 4, 4, 4)).astype(np.float32)
