@@ -16,7 +16,6 @@ PLACES
     kernels           a module, or a package of modules, that declares operations (kernels/operation.py)
     matmul            a product of float32 that a switch of the device chooses (kernels/matmul/launcher.py)
     conv2d_switched   a convolution of float32, likewise (kernels/conv2d/launcher.py)
-    cases             cases of `numdiff kernels check`, of what has no record
     conv2d            a version of the convolution in float32, for who names it (kernels/conv2d/launcher.py)
     kernel_names      a name that `numdiff.kernels` exports, too
     functional        a differentiable operation, a name of `numdiff.nn.functional`

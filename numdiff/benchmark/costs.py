@@ -48,8 +48,6 @@ def cost_function(function):
     if part and "conv2d" in function.__module__:
         return getattr(conv2d, f"conv2d_{part[1]}_cost")
     module, name = function.__module__, function.__name__
-    if name.startswith("conv2d_") and hasattr(conv2d, f"{name}_cost"):
-        return getattr(conv2d, f"{name}_cost")
     names = [name, name.replace("_backward", "_forward")]
     for place in (module, module.rpartition(".")[0], f"{module.rpartition('.')[0]}.reference"):
         for candidate in dict.fromkeys(names):
@@ -83,8 +81,6 @@ def bytes_of(arguments, results):
     added = {"out"} if arguments.get("accumulate") else set()
     added |= {"dweight", "dbias", "dtable"}
     moved = sum(a.nbytes * (1 + (name in added)) for name, a in given.values())
-    if "stride" in arguments and "need_dx" not in arguments and {"dy", "weight", "x"} <= arguments.keys():
-        moved -= arguments["x"].nbytes  # in a convolution's input gradient it only gives its shape
     return moved + sum(a.nbytes for a in arrays_in(results) if id(a) not in given)
 
 

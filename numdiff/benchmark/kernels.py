@@ -15,16 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..device import DeviceArray, copy_into, empty, empty_like, synchronize, upload
+from ..device import DeviceArray, copy_into, empty_like, synchronize, upload
 from ..device.roof import Roof
 from ..dtypes import is_half
 from ..emulator.values import leaves
 from ..errors import NumdiffError, UsageError, near_miss
-from ..kernels.conv2d import conv2d_input_gradient_cost
-from ..kernels.conv2d import launcher as conv2d
+from ..kernels.conv2d import conv2d_backward
 from ..kernels.problem import Array
 from ..kernels.transformer.columns import Columns
-from ..kernels.versions import label, name_of, numbers_of, versions_by_name
+from ..kernels.versions import label, name_of, numbers_of
 from .costs import arrays_in, cost_of, roof_of
 from .replays import MAX_CALLS, REPLAY_S, repeated
 from .torch_kernels import torch_call
@@ -81,8 +80,11 @@ def record_calls(step, split_passes=True):
     split_passes: record a convolution's backward as its two passes
     """
     found, depth = {}, [0]
+    whole = (conv2d_backward,) if split_passes else ()
 
     def around(function, arguments, call):
+        if function in whole:
+            return call()
         places = {}
         kept = {name: _keep(value, places, name in POSITIVE) for name, value in arguments.items()}
         key = (function.__name__, tuple((name, repr(value)) for name, value in kept.items()
@@ -101,20 +103,6 @@ def record_calls(step, split_passes=True):
 
     with watching_operations(around):
         step.run_eagerly()
-    if step.backend is None or not split_passes:  # NumPy has no separate passes
-        return list(found.values())
-    return _merged(call for recorded in found.values() for call in _passes(recorded))
-
-
-def _merged(calls):
-    """The calls, those that do not differ as one."""
-    found = {}
-    for call in calls:
-        key = call.name, repr(call.arguments), str([a.dtype for a in call._arrays()])
-        first = found.setdefault(key, call)
-        if first is not call:
-            first.count += call.count
-            first.outermost |= call.outermost
     return list(found.values())
 
 
@@ -171,55 +159,6 @@ def _keep(value, places, positive=False):
     if value.dtype.kind in "iub" and value.size <= 1 << 20:
         values = value.backend.download(value) if isinstance(value, DeviceArray) else value.copy()
     return Array(tuple(value.shape), value.dtype, values, places.setdefault(id(value), len(places)), positive)
-
-
-def _passes(recorded):
-    """A convolution's backward as its two passes, which the step runs one after the other; anything else as it is."""
-    if recorded.function is not conv2d.conv2d_backward:
-        return [recorded]
-    given = recorded.arguments
-    x, weight, dy, stride = given["x"], given["weight"], given["dy"], given["stride"]
-    sizes = (*x.shape, weight.shape[0], weight.shape[1], stride)
-    B, H, W, C_in, C_out, kernel, _ = sizes
-    about = (recorded.outermost, recorded.count)
-    size = dy.dtype.itemsize
-    volumes = [np.prod(a.shape) for a in (x, dy, weight)]
-    found = []
-    if kernel == stride == 1:
-        return [recorded]
-    flops = conv2d_input_gradient_cost(*sizes)[1]
-    if given["need_dx"]:
-        found.append(Recorded(conv2d_input_gradient, {"dy": dy, "weight": weight, "x": x, "stride": stride},
-                              int(size * sum(volumes)), flops, *about))
-    kept = {name: given[name] for name in ("dy", "x", "dweight", "stride")}
-    found.append(Recorded(conv2d_weight_gradient, kept, int(size * sum(volumes[:2]) + 8 * volumes[2]), flops, *about))
-    return found
-
-
-def check_version(dtype, version):
-    """Raise a `ValueError`, as a convolution does for its passes, for a version that operands of this type do not
-    have."""
-    if version is not None and version not in conv2d.VERSIONS[dtype]:
-        raise ValueError(f"there is no version {version} of a convolution of {dtype}")
-
-
-@versions_by_name
-def conv2d_input_gradient(dy, weight, x, stride, version=None):
-    """dx of a convolution by itself; x only for its shape."""
-    check_version(x.dtype, version)
-    part = conv2d._half_input_gradient if is_half(x.dtype) else conv2d._input_gradient
-    return part(dy, weight, x, stride, version)
-
-
-@versions_by_name
-def conv2d_weight_gradient(dy, x, dweight, stride, version=None):
-    """dweight of a convolution by itself."""
-    check_version(x.dtype, version)
-    if is_half(x.dtype):
-        weight = empty(dweight.shape, x.dtype, like=x)  # the launcher only uses its shape and dtype
-        conv2d._half_gradients(dy, x, weight, dweight, None, stride, version)
-    else:
-        conv2d._weight_gradient(dy, x, dweight, stride, version)
 
 
 def versions_of(function):

@@ -44,5 +44,4 @@ register("numdiff.extras.im2win",
 register("numdiff.extras.tf32",
          matmul={"tf32": "matmul"},
          conv2d_switched={"tf32": "conv2d.launcher"},
-         cases={"tf32": "cases:tf32_cases"},
          kernels={"tf32 matmul": "matmul", "tf32 conv2d": "conv2d"})

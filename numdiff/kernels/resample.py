@@ -12,7 +12,8 @@ VERSIONS
        pixels.
     v2 vectorised: one thread four channels, by 16-byte loads and stores: a quarter of the index arithmetic and
        instructions.
-    v3 eight: one thread eight channels, for float16: two divisions for 16 bytes, where v2 has them for 8, sm_80.
+    v3 eight: one thread eight channels, for float16: two divisions for 16 bytes, where v2 has them for 8, sm_80. It
+       pays where outputs are many: an H200 upsamples 1.61× faster than by v2, and pools 1.01×. fuse/ makes both.
 LAUNCH, DETERMINISM
     as fuse/; the four inputs of an output are added in a fixed order
 COST

@@ -7,14 +7,13 @@ import pytest
 
 from numdiff.dtypes import bfloat16
 from numdiff.kernels import check
-from numdiff.kernels.check.bfloat16 import FIRST, in_bfloat16
+from numdiff.kernels.check.bfloat16 import in_bfloat16
 from numdiff.kernels.check.case import BFLOAT16_TOLERANCE
 from tests.conftest import exhaustive
 from tests.kernels.test_check import kernels_of
 
 HALF = [(case, version) for case in map(in_bfloat16, check.CASES) if case is not None and "bfloat16" in case.label
-        and not FIRST.fullmatch(f"{case.name}: {case.label.replace('bfloat16', 'float16')}")
-        and not case.name.endswith("_level") for version in case.versions]
+        and not case.bfloat16 and not case.name.endswith("_level") for version in case.versions]
 CHECKED = [(case, version) for case in check.CASES if "bfloat16" in case.label for version in case.versions]
 # cases whose operation has another, but not the second pass or the update that they launch
 SECOND = re.compile(r"adamw: ranges, .*|flash_attention_backward: .*legacy, HS 32, T 65, 64 keys, chunks \(2, 1\)|"

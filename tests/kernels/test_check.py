@@ -42,37 +42,8 @@ def kernels_of(case, version, sources=None):
 VERSIONS = [(case, version) for case in checking.CASES for version in case.versions]
 
 
-# "name: label vVERSION" of cases of which others have each part: for them the emulator's time is too long
-REPEATED = re.compile("|".join((
-    # the tiles with other taps, with statistics or forward
-    r"conv2d: float16, tile \((64, .|96, .|128, 1)\), 1 × 1.*", r"conv2d: float16, tile \((64|96), 1\), 3 × 3, 3.*",
-    r"conv2d_input_gradient: float16, tile \((64, .|96, .|128, 1|32, 2)\), 1 × 1.*",
-    r"conv2d_input_gradient: float16, tile \((64, .|96, .|32, 2)\), 3 × 3, 3.*",
-    r"conv2d_input_gradient: float16, tile \(128, 2\), 1 × 1.*",
-    r"conv2d: (float16, tile \((64, 2|128, 1)\)|bfloat16, tile \(32, 1\)), statistics .*",
-    r"conv2d: float16, tile \((32, .|64, 1|96, 2|128, 1)\), 3 × 3, .*", r"conv2d: float16, tile .32, 1., 1 × 1.*",
-    # conv2d/'s test_conv2d.py, test_half.py, test_im2win.py and bfloat16 have the first, others the tiles and sizes
-    r"conv2d(_backward)?: float16, (8 → 3 v3|3 → 8 v3|8 → 8 v4)", r"conv2d_backward: float16, 5 → 8 v3",
-    r"conv2d_weight_gradient: float16, (any kernel|tile of (16|64), 64 |tile of \d\d, 256 |tile of 32, ).*",
-    r"conv2d_weight_gradient: bfloat16, tile of 16, 128 .*", r"conv2d(_backward)?: wide, stride 2 v3",
-    r"conv2d(_backward)?: (3×3 v[237]|odd v3|(1×1, wide|5×5, stride 2) v7)", r"conv2d_backward: (odd|in parts) v7",
-    r"conv2d_backward: tf32, (.*in parts|tile \(256, 64\)) v4")))
-
-
-# …but those of them that alone reach some statement of a kernel's text, the branch of a constant: a filter's tile of 32
-# columns, a cluster of one block; and shares of a cluster's sums that are more than two vectors
-ALONE = re.compile(
-    r"conv2d_weight_gradient: float16, tile of 32, (256 pixels, 1 parts|64 pixels, 4 parts), . blocks a cluster vNone")
-
-
-def is_named(pattern, case, version):
-    return pattern.fullmatch(f"{case.name}: {case.label} v{version}") is not None
-
-
 def repeats(case, version):
-    if not case.is_fast(version) or is_covered(checking.Outcome(case, version).name):
-        return True
-    return is_named(REPEATED, case, version) and not is_named(ALONE, case, version)
+    return not case.is_fast(version) or is_covered(checking.Outcome(case, version).name)
 
 
 def runs(case, version, order):

@@ -14,19 +14,16 @@ import numdiff.kernels
 from numdiff.device import download, upload
 from numdiff.device.emulator import EmulatorDevice
 from numdiff.kernels import check as checking
-from numdiff.kernels import conv2d, elementwise, matmul, versions
+from numdiff.kernels import conv2d, elementwise, matmul
 from numdiff.kernels.check.run import dtype_of, run_once
-from numdiff.kernels.conv2d.launcher import VERSIONS as CONVOLUTIONS
 from numdiff.kernels.diffusion import sampler
 from numdiff.kernels.versions import (
-    CEILED,
     FOR,
     NAMES,
     at_most,
     capped,
     label,
     name_of,
-    number_of,
     numbers_of,
     operation_of,
 )
@@ -71,7 +68,6 @@ def test_every_version_has_a_name():
         for number in names.values():
             shared = [name for name, other in names.items() if other == number]
             assert len({FOR.get(name) for name in shared}) == len(shared)
-    assert {v for known in CONVOLUTIONS.values() for v in known} == set(numbers_of("conv2d"))
 
 
 FIRST = list({(case.name, version, dtype_of(case) if "mma or" in str(name_of(case.name, version)) else None):
@@ -81,21 +77,20 @@ FIRST = list({(case.name, version, dtype_of(case) if "mma or" in str(name_of(cas
 def test_a_name_launches_what_its_number_does():
     for case, version in FIRST:
         name = name_of(case.name, version, dtype_of(case))
-        assert number_of(case.name, name, dtype_of(case)) == version
         wanted, got = (launches(functools.partial(run_once, case, each)) for each in (version, name))
         assert wanted and got == wanted, (case.name, version)
 
 
-def test_every_place_of_the_argument():
-    """By keyword, by position and after a list of arrays; on the CPU, where versions are the reference, too."""
+def test_names_and_numbers():
+    """…also after a list of arrays, and on the CPU, where versions are the reference."""
     x = np.ones((4, 8), np.float32)
     device = EmulatorDevice()
     assert (elementwise.silu_forward(x, version="naive") == elementwise.silu_forward(x, version=1)).all()
     image, weight = upload(x.reshape(1, 2, 2, 8), device), upload(np.ones((8, 1, 1, 8), np.float32), device)
-    by_number, by_name = (conv2d.conv2d_forward(image, weight, None, 1, version) for version in (2, "im2col"))
+    by_number, by_name = (conv2d.conv2d_forward(image, weight, version=version) for version in (2, "im2col"))
     assert (download(by_number) == download(by_name)).all()
-    with pytest.raises(ValueError, match="version 'narrow' of conv2d is for float16"):
-        conv2d.conv2d_forward(image, weight, None, 1, "narrow")
+    with pytest.raises(ValueError, match=r"version 3 \(narrow\) of conv2d is for float16"):
+        conv2d.conv2d_forward(image, weight, version="narrow")
     x = upload(x, device)
     assert (download(sampler.weighted_sum([0.5, 0.5], x, x, version="vectorised")) == 1).all()
 
@@ -125,16 +120,6 @@ def test_ceilings_that_there_are_not(wanted):
     with pytest.raises(ValueError, match="to stop at: use one of"), at_most(wanted):
         pass
     assert capped("matmul", 6) == 6
-
-
-def test_a_ceiling_is_asked_for():
-    """…in every launcher in whose file `capped` is not, the only ceiling is version 1, which takes all operands."""
-    with at_most(dict.fromkeys(NAMES.keys() & CEILED.keys(), 1)):
-        pass
-    silent = [name for name, known in CEILED.items() if name not in versions._asking and max(known.values()) > 2]
-    for name in silent:
-        with pytest.raises(ValueError, match="of operations that do not ask only the first"), at_most({name: 2}):
-            pass
 
 
 def test_what_there_is_not():

@@ -3,8 +3,6 @@
 The shapes are a model's: of the UNet that `numdiff train unet` makes (batch 32, 64 × 64 pixels), of a DiT-B/2 (batch
 64, 256 tokens of 768), and square products for the ladder of matmul. Problems of operations with a record stand in the
 record (kernels/operation.py); kernels/figures/ has what was measured.
-
-problem.py says what a problem is, and has the sizes; conv2d.py has the other problems.
 """
 import dataclasses
 import functools
@@ -18,7 +16,6 @@ from ...errors import NumdiffError, UsageError
 from ...kernels.operation import all_operations
 from ..costs import cost_of
 from ..kernels import Array, Measured, bench_call, call_with, for_each, versions_of
-from . import conv2d
 from .problem import Problem, adding_to
 
 __all__ = ["Problem", "bench_files", "plan", "problems", "problems_named", "without_memory"]
@@ -29,7 +26,6 @@ def problems():
     """[Problem] of all files, in the order of their README."""
     found = []
     add = adding_to(found)
-    conv2d.add_problems(add)
     for record in all_operations():
         for problem in record.problems:
             if problem.measured:

@@ -4,8 +4,8 @@
 against the float64 reference, which is the same call with NumPy arrays. On the emulator it runs in several thread
 orders, with every check on; on a GPU, twice. `compare_devices` says whether two devices give the same bits.
 
-run.py runs and judges, case.py says what a case is, records.py makes cases of the operations' records. The others have
-the cases of operations that have no record yet.
+run.py runs and judges, case.py says what a case is, records.py makes cases of the operations' records, bfloat16.py
+repeats some in that type.
 
     numdiff kernels check                          all of them, in the emulator
     numdiff kernels check softmax --device cuda

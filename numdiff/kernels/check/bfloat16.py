@@ -1,17 +1,10 @@
 """Cases in bfloat16: those of float16, with other numbers; the kernels are the same text (device/bfloat16.py)."""
-import re
 from dataclasses import replace
 
 import numpy as np
 
 from ...dtypes import bfloat16
 from .case import BFLOAT16_TOLERANCE, HALF_TOLERANCE
-
-# "name: label" of one case for each text of a kernel, the smallest; the tests have all of them
-FIRST = re.compile(
-    r"(conv2d(_input_gradient)?: float16, tile \(32, 1\), 1 × 1, 1 at once|conv2d: float16, tile \(32, 1\), statistics|"
-    r"conv2d_weight_gradient: float16, (any kernel|tile of 16, 128 pixels, .*)|"
-    r"conv2d(_backward)?: float16, (8 → 8|3 → 8|8 → 3))")
 
 
 def in_bfloat16(case):
@@ -31,7 +24,6 @@ def in_bfloat16(case):
 
 
 def bfloat16_cases(cases):
-    """These cases in bfloat16: those that FIRST names, and those of problems with bfloat16=True."""
-    found = [in_bfloat16(case) for case in cases if case.bfloat16 or FIRST.fullmatch(
-        f"{case.name}: {case.label}")]
+    """The cases in bfloat16 of problems that ask for them (`Problem.bfloat16`)."""
+    found = [in_bfloat16(case) for case in cases if case.bfloat16]
     return [case for case in found if case is not None]

@@ -42,8 +42,3 @@ class Arrays:
 def normal(**shapes):
     """Inputs that are normal float64 arrays of these shapes (they become float32 on a device)."""
     return lambda rng: {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-
-
-def one(function):
-    """run() of an operation with one result."""
-    return lambda a, version: (function(a, version),)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ... import extensions
 from ...device import PtxError, download, get_backend, synchronize, upload, why_no_gpu
 from ...device.compiler import kernels_by_name
 from ...device.emulator import EmulatorDevice
@@ -19,8 +18,6 @@ from ..operation import all_operations, kernel_modules
 from ..versions import FOR, NAMES, name_of, operation_of
 from .bfloat16 import bfloat16_cases
 from .case import Arrays, Case
-from .convolutions import convolutions_cases
-from .half import convolution_cases
 from .records import cases_of
 
 ORDERS = ("forward", "shuffled", "reversed")  # in which the emulator's threads take turns; the first two always
@@ -28,9 +25,7 @@ FAULTS = KernelFault, LaunchRefused, Unsupported, PtxError, ValueError  # of a v
 # in PTX: a fused multiply-add, or a product (`mul` without its own rounding) and a sum that ptxas may join to one; an
 # approximate instruction; a call of a function that was not inlined
 FUSED = re.compile(r"\bfma\.rn\.|\.approx\.|\bcall\.uni\b|\bmul\.f32\b.*\b(?:add|sub)\.f32\b", re.DOTALL)
-CASES = [case for group in (
-    convolutions_cases, convolution_cases, *extensions.available("cases").values()) for case in group()]
-CASES += [case for record in all_operations() for case in cases_of(record)]
+CASES = [case for record in all_operations() for case in cases_of(record)]
 CASES += bfloat16_cases(CASES)
 
 

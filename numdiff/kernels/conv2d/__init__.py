@@ -16,6 +16,7 @@
     narrow_half/     v3  a UNet's first and last layer in float16
     levels/          v6's ideas, one at a time
     hopper/          v5, v6  float16 on Hopper: one tile of pixels with its halo serves all nine taps
+    problems.py          what the check, the tests and the benchmark run
     launcher.py      which of them runs
 
 READ NEXT
@@ -29,8 +30,14 @@ from .direct import (
     conv2d_input_gradient_cost,
     conv2d_weight_gradient_cost,
 )
-from .launcher import channel_statistics, conv2d_backward, conv2d_forward
+from .launcher import (
+    channel_statistics,
+    conv2d_backward,
+    conv2d_forward,
+    conv2d_input_gradient,
+    conv2d_weight_gradient,
+)
 
 __all__ = ["channel_statistics", "conv2d_backward", "conv2d_backward_cost", "conv2d_backward_reference",
-           "conv2d_forward", "conv2d_forward_cost", "conv2d_forward_reference", "conv2d_input_gradient_cost",
-           "conv2d_weight_gradient_cost"]
+           "conv2d_forward", "conv2d_forward_cost", "conv2d_forward_reference", "conv2d_input_gradient",
+           "conv2d_input_gradient_cost", "conv2d_weight_gradient", "conv2d_weight_gradient_cost"]

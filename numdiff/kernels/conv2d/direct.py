@@ -172,7 +172,7 @@ def conv2d_weight_gradient_kernel_v1(dy, x, dweight, B, H, W, C, Ho, Wo, N, kern
         dweight[out] += total
 
 
-def direct_forward(x, weight, bias, channel, residual, y, stride):
+def direct_forward(x, weight, bias, y, stride, channel=None, residual=None):
     """y = conv2d(x, weight) + …, for arrays that launcher.py has checked; so are those of all functions below."""
     (_, h, w, c), (_, ho, wo, n), nothing = x.shape, y.shape, no_numbers(x.backend)
     launch(conv2d_forward_kernel_v1, -(-y.size // BLOCK), BLOCK, x.reshape(-1), weight.reshape(-1),

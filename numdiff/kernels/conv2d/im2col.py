@@ -26,10 +26,11 @@ READ NEXT
 """
 import numpy as np
 
-from ...device import cuda, empty, float32, int32, is_device, launch, load4, store4
+from ...device import cuda, empty, float32, int32, launch, load4, store4
 from ...errors import TooManyElementsError
 from ..common import divide
-from ..versions import versions_by_name
+from ..operation import lacks_multiple, naive_and_vectorised, operation
+from ..problem import Problem, half, single
 
 BLOCK = 256  # threads
 
@@ -154,43 +155,6 @@ def im2col_backward_kernel_v2(dcol, dx, H, W, C, Ho, Wo, kernel, stride):
         store4(dx, n, t0, t1, t2, t3)
 
 
-# Launchers ------------------------------------------------------------------------------------------------------------
-
-def _launch_im2col(kernel_v1, kernel_v2, version, source, target, x_shape, kernel, stride):
-    _, h, w, c = x_shape
-    if max(source.size, target.size) >= 2**31:
-        raise TooManyElementsError(f"im2col of {x_shape} has too many elements for 32-bit indices: split the batch")
-    if version is None:
-        version = 2 if c % 4 == 0 else 1
-    if version == 2 and c % 4:
-        raise ValueError(f"version 2 (vectorised) moves four channels at a time, and {c} is not a multiple of 4; use "
-                         "version=1")
-    threads = target.size if version == 1 else target.size // 4
-    launch(kernel_v1 if version == 1 else kernel_v2, -(-threads // BLOCK), BLOCK, source.reshape(-1),
-           target.reshape(-1), h, w, c, output_size(h, stride), output_size(w, stride), kernel, stride)
-    return target
-
-
-@versions_by_name
-def im2col_forward(x, kernel, stride=1, version=None):
-    """Every output pixel's neighbourhood (B, Ho, Wo, kernel, kernel, C) of x (B, H, W, C), as a new array."""
-    if not is_device(x):
-        return im2col_forward_reference(x, kernel, stride)
-    b, h, w, c = x.shape
-    col = empty((b, output_size(h, stride), output_size(w, stride), kernel, kernel, c), like=x)
-    return _launch_im2col(im2col_forward_kernel_v1, im2col_forward_kernel_v2, version, x, col, x.shape, kernel, stride)
-
-
-@versions_by_name
-def im2col_backward(dcol, x_shape, kernel, stride=1, version=None):
-    """dx of shape `x_shape`: each pixel's sum over the neighbourhoods that it is in (col2im)."""
-    if not is_device(dcol):
-        return im2col_backward_reference(dcol, x_shape, kernel, stride)
-    dx = empty(x_shape, like=dcol)
-    return _launch_im2col(im2col_backward_kernel_v1, im2col_backward_kernel_v2, version, dcol, dx, x_shape, kernel,
-                          stride)
-
-
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 def im2col_forward_cost(B, H, W, C, kernel, stride=1):
@@ -202,3 +166,37 @@ def im2col_forward_cost(B, H, W, C, kernel, stride=1):
 def im2col_backward_cost(B, H, W, C, kernel, stride=1):
     moved, _ = im2col_forward_cost(B, H, W, C, kernel, stride)
     return moved, B * output_size(H, stride) * output_size(W, stride) * kernel * kernel * C
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+def _launch_im2col(version, source, target, x_shape, kernel, stride):
+    _, h, w, c = x_shape
+    if max(source.size, target.size) >= 2**31:
+        raise TooManyElementsError(f"im2col of {x_shape} has too many elements for 32-bit indices: split the batch")
+    launch(version.kernel, -(-target.size // version.width // BLOCK), BLOCK, source.reshape(-1), target.reshape(-1), h,
+           w, c, output_size(h, stride), output_size(w, stride), kernel, stride)
+    return target
+
+
+@operation(reference=im2col_forward_reference, cost=lambda x, kernel, stride: im2col_forward_cost(
+               *x.shape, kernel, stride),
+           versions=naive_and_vectorised(im2col_forward_kernel_v1, im2col_forward_kernel_v2,
+                                         fits=lambda x: lacks_multiple(4, x.shape[3], "channels")),
+           problems=[Problem(x=single(1, 4, 5, 4), kernel=3), Problem(x=half(32, 64, 64, 64), kernel=3, measured=True)])
+def im2col_forward(x, kernel, stride=1, version=None):
+    """Every output pixel's neighbourhood (B, Ho, Wo, kernel, kernel, C) of x (B, H, W, C), as a new array."""
+    b, h, w, c = x.shape
+    col = empty((b, output_size(h, stride), output_size(w, stride), kernel, kernel, c), like=x)
+    return _launch_im2col(version, x, col, x.shape, kernel, stride)
+
+
+@operation(reference=im2col_backward_reference, cost=lambda x_shape, kernel, stride: im2col_backward_cost(
+               *x_shape, kernel, stride),
+           versions=naive_and_vectorised(im2col_backward_kernel_v1, im2col_backward_kernel_v2,
+                                         fits=lambda x_shape: lacks_multiple(4, x_shape[3], "channels")),
+           problems=[Problem(dcol=single(1, 4, 5, 3, 3, 4), x_shape=(1, 4, 5, 4), kernel=3),
+                     Problem(dcol=half(32, 64, 64, 3, 3, 64), x_shape=(32, 64, 64, 64), kernel=3, measured=True)])
+def im2col_backward(dcol, x_shape, kernel, stride=1, version=None):
+    """dx of shape `x_shape`: each pixel's sum over the neighbourhoods that it is in (col2im)."""
+    return _launch_im2col(version, dcol, empty(x_shape, like=dcol), x_shape, kernel, stride)

@@ -87,8 +87,8 @@ def run(name, version, arrays, dweight, stride):
     if name == "forward":
         return launcher.conv2d_forward(x, weight, stride=stride, version=version)
     if name == "dgrad":
-        return launcher._input_gradient(dy, weight, x, stride, version)
-    launcher._weight_gradient(dy, x, dweight, stride, version)
+        return launcher.conv2d_input_gradient(dy, weight, x, stride, version=version)
+    launcher.conv2d_weight_gradient(dy, x, dweight, stride=stride, version=version)
     return dweight
 
 

@@ -45,7 +45,7 @@ def definition(x, weight, bias, stride):
 @SHAPES
 @versions(1, 2, 3)
 @where(lambda engine, version: engine != "emulator" or version)
-@quick(lambda engine, version, shape: engine != "emulator" or version == 1 or shape[1] > 2)  # `odd` has a tail
+@quick(lambda engine, version, shape: engine != "emulator" or version == 1 and shape[1] == 2)
 def test_forward(engine, rng, shape, version):
     x, weight, bias, _, stride = operands(rng, shape)
     for b in (bias, None)[:1 if engine.name == "emulator" and version > 1 else 2]:
@@ -58,7 +58,7 @@ def test_forward(engine, rng, shape, version):
 @SHAPES
 @versions(1, 2, 3)
 @where(lambda engine, version: engine != "emulator" or version)
-@quick(lambda engine, version, shape: engine != "emulator" or version == 1 or shape[1] > 2)
+@quick(lambda engine, version, shape: engine != "emulator" or version == 1 or version == 3 and shape[1] > 2)
 def test_backward(engine, rng, shape, version):
     x, weight, bias, dy, stride = operands(rng, shape)
     start_weight, start_bias = rng.standard_normal(weight.shape), rng.standard_normal(bias.shape)
@@ -78,6 +78,7 @@ def test_backward(engine, rng, shape, version):
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 5, 8, 12, 1, 1), (1, 4, 5, 8, 12, 3, 1), (1, 5, 4, 8, 12, 3, 2)])
+@quick(lambda engine, shape: engine != "emulator" or shape[5] == 1)
 def test_backward_adds_a_residual_to_dx(engine, rng, shape):
     x, weight, _, dy, stride = operands(rng, shape)
     residual = rng.standard_normal(x.shape)
@@ -97,7 +98,7 @@ def test_backward_adds_a_residual_to_dx(engine, rng, shape):
 @pytest.mark.parametrize("shape", [(2, 4, 5, 8, 12, 1, 1), (1, 3, 3, 3, 9, 3, 1), (1, 5, 4, 8, 4, 3, 2)], ids=str)
 @versions(1, 2, 3, 7)
 @where(lambda engine, version, shape: engine != "emulator" or version and (shape[-2] > 1 or version == 2))
-@quick(lambda engine, shape: engine != "emulator" or shape[-1] > 1)
+@quick(lambda engine, version, shape: engine != "emulator" or shape[-1] > 1 and version not in (1, 3))
 def test_a_gradient_is_written(engine, rng, shape, version):
     """…whatever was there: with the bits of one that is added to zeros."""
     x, weight, bias, dy, stride = operands(rng, shape)
@@ -204,6 +205,7 @@ def test_results_do_not_depend_on_the_batch(rng):
 
 
 @pytest.mark.parametrize("kernel, stride", [(1, 1), (1, 2), (3, 1)])
+@quick(lambda engine, kernel, stride: engine != "emulator" or kernel * stride > 1)
 def test_channels_in_two_arrays(engine, rng, kernel, stride):
     """The bits of the convolution of their concatenation, also where a channel's vector keeps it from linear.py."""
     a, b = (engine(rng.standard_normal((2, 5, 3, n))) for n in (3, 2))

@@ -28,13 +28,14 @@ from ....device.specialise import Variants, specialise
 from ....kernels.batch_invariance import nominal_extent
 from ....kernels.conv2d.direct import Added, Addends, Geometry
 from ....kernels.conv2d.narrow import NARROW
+from ....kernels.conv2d.problems import FORWARD as FORWARD_PASS
+from ....kernels.conv2d.problems import measured, problem_of
 from ....kernels.conv2d.tiles import add_parts
-from ....kernels.versions import capped, label
+from ....kernels.problem import replaced, single
 from ..matmul import BK, NS_PER_BYTE, ROW, SECOND_PASS, STAGES, START, THREADS, switched_on
 from .forward import BLOCK, add_parts_and_more_kernel, conv2d_tf32
 from .weight_gradient import conv2d_tf32_weight_gradient
 
-VERSION = 4  # of launcher.py
 LARGEST_KERNEL = 5  # the taps of a window that are inside the image are kept as bits of one number
 # a tile -> the tile of each of its four warps, ns of an H100's multiprocessor for a step, and for the epilogue
 TILES = {(128, 128): ((64, 64), 325.0, 1200.0), (256, 64): ((64, 64), 340.0, 1200.0),
@@ -69,17 +70,16 @@ WEIGHT_GRADIENT = Variants(GRADIENT_TILES, make_weight_gradient)
 
 # Launchers ------------------------------------------------------------------------------------------------------------
 
-def chosen(x, weight, version):
-    """Whether a convolution goes to this rung: forced by its version, or by the device's switch where it can be."""
+def takes(x, weight):
+    """Whether this rung takes these operands: channels in fours, and small kernels."""
     n, size, _, c = weight.shape
-    takes = (x.dtype == np.float32 and supports(x, FORWARD) and n % 4 == c % 4 == 0
-             and size <= LARGEST_KERNEL and x.offset % 16 == weight.offset % 16 == 0)
-    if version == VERSION and x.dtype == np.float32 and not takes:
-        raise ValueError(f"version {label('conv2d', VERSION, 'float32')} in float32 does not take x {tuple(x.shape)} "
-                         f"and weight {tuple(weight.shape)} on this device: channels must come in fours; use "
-                         "version=3, or None for the fastest that does it")
-    return takes and (version == VERSION or version is None and min(n, c) > NARROW and switched_on(x.backend)
-                      and capped("conv2d", VERSION) == VERSION)
+    return (supports(x, FORWARD) and n % 4 == c % 4 == 0 and size <= LARGEST_KERNEL
+            and x.offset % 16 == weight.offset % 16 == 0)
+
+
+def pays(x, weight):
+    """Whether it runs where no version is named: the device's switch is on, and no side is narrow."""
+    return min(weight.shape[0], weight.shape[3]) > NARROW and switched_on(x.backend)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -151,3 +151,27 @@ def weight_gradient(dy, x, dweight, stride, accumulate=True):
            x.reshape(-1), partial.reshape(-1), Geometry(h, w, c, ho, wo, n, size, stride), pixels, part_steps * BK,
            shared=shared_bytes(tile))
     add_parts(partial, dweight, accumulate=accumulate)
+
+
+# Problems -------------------------------------------------------------------------------------------------------------
+
+TOLERANCE = 5e-4  # operands are rounded to 10 mantissa bits
+
+
+def problems(of):
+    """[Problem] of a pass (kernels/conv2d/problems.py): each tile; a convolution in parts; a UNet's."""
+    found = []
+    for tile, gradient_tile in zip(TILES, GRADIENT_TILES, strict=True):
+        small = tile == (64, 64)
+        parts, kernel, stride = (2, 3, 2) if small and of == FORWARD_PASS else (1, 3 if small else 1, 1)
+
+        def choice(rows, columns, steps, size, multiprocessors, gradient, tile=tile, other=gradient_tile, parts=parts):
+            return (other if gradient else tile), parts, -(-steps // parts)
+
+        found.append(problem_of(
+            of, f"tf32, tile {tile}{', in parts' * (parts > 1)}", (1, 2, 3, 4), 8, kernel, "tf32", stride=stride,
+            addends=of == FORWARD_PASS, tolerance=TOLERANCE, fast=small if of == FORWARD_PASS else tile == (128, 128),
+            within=functools.partial(replaced, __name__, choose=choice)))
+    if of != "input_gradient":
+        found.append(measured(of, (32, 64, 64, 64), 64, "tf32", array=single, precision="tf32"))
+    return found

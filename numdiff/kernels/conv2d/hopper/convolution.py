@@ -265,7 +265,7 @@ conv2d_input_gradient_kernels_v6 = Variants(KEYS, lambda key: make_kernel(*key, 
 def hopper_supports(x, weight, stride):
     """Whether this rung takes these operands."""
     size, inputs = weight.shape[2:]
-    return (supports(x, conv2d_forward_kernels_v6) and x.dtype == weight.dtype and is_half(x.dtype) and stride == 1
+    return (supports(x, conv2d_forward_kernels_v6) and is_half(x.dtype) and stride == 1
             and inputs % 8 == 0 and weight.shape[0] % 8 == 0 and size <= 7)
 
 
