@@ -189,8 +189,8 @@ def _half(a, b, c, fused, version):
         copy_into(c.array, residual if residual.dtype == result else cast_forward(residual, result))
     left, right, target = (_whole(x.array if batch == 1 else x.array.reshape(batch, -1, x.array.shape[1]),
                                   x.transposed)[1] for x in (a, b, c))
-    _launch(2, SQUARE[2], left, right, target, M, N, K, K, 1, batch, fused.bias, fused.alpha,
-            fused.accumulate or residual is not None)
+    _launch(2, SQUARE[2], left, right, target, Shape(M, N, K, K), 1, batch, fused.bias, _epilogue(
+        fused.bias, fused.alpha, fused.accumulate or residual is not None))
 
 
 # float32 --------------------------------------------------------------------------------------------------------------
@@ -236,20 +236,26 @@ def matmul_strided(a, b, c, M, N, K, outer=1, inner=1, bias=None, alpha=1.0, acc
         tiles = vectorised.TILES if version == 4 else (tile,)
         batch, rows = (nominal_extent(outer) * inner, M) if a.outer else as_nominal(outer * inner, M)  # a.outer: images
         tile, slices = choose_tile(batch, rows, N, K, multiprocessors, tiles)
+    epilogue = _epilogue(bias, alpha, accumulate)
     if slices == 1:
-        _launch(version, tile, a, b, c, M, N, K, K, outer, inner, bias, alpha, accumulate)
+        _launch(version, tile, a, b, c, Shape(M, N, K, K), outer, inner, bias, epilogue)
         return
     length = slice_of(K, slices)
     partial = empty((slices, M, N), np.float32, like=c.array)
     _launch(version, tile, a._replace(inner=length * a.column), b._replace(inner=length * b.row),
-            Matrices(partial, N, 1, inner=M * N), M, N, length, K - (slices - 1) * length, 1, slices, None, 1.0, False)
+            Matrices(partial, N, 1, inner=M * N), Shape(M, N, length, K - (slices - 1) * length), 1, slices, None,
+            _epilogue())
     target, flat = c.array.reshape(-1)[c.start:], partial.reshape(-1)
     launch(split_k.sum_slices_kernel, -(-M * N // split_k.OUTPUTS), (split_k.OUTPUTS, split_k.SHARES), flat, slices,
-           target, flat if bias is None else bias, M, N, c.row,
-           Epilogue(float(alpha), int(bias is not None), int(accumulate)))
+           target, flat if bias is None else bias, M, N, c.row, epilogue)
 
 
-def _launch(version, tile, a, b, c, M, N, K, K_last, outer, inner, bias, alpha, accumulate):
+def _epilogue(bias=None, alpha=1.0, accumulate=False):
+    return Epilogue(float(alpha), int(bias is not None), int(accumulate))
+
+
+def _launch(version, tile, a, b, c, shape, outer, inner, bias, epilogue):
+    """Launch a kernel of rungs 1 to 4 for outer · inner matrices, `Matrices` of this `Shape`."""
     flat_a, flat_b, flat_c = (m.array.reshape(-1)[m.start:] for m in (a, b, c))
     if version == 1:
         kernel, block = naive.matmul_forward_kernel_v1, tile
@@ -259,7 +265,7 @@ def _launch(version, tile, a, b, c, M, N, K, K_last, outer, inner, bias, alpha, 
         kernel, block = register_tiles.matmul_forward_kernel_v3, register_tiles.THREADS
     else:
         kernel, block = vectorised.matmul_forward_kernels_v4[tile], vectorised.threads_of(*tile)
-    launch(kernel, (-(-M // tile[0]) * -(-N // tile[1]), inner, outer), block, flat_a, flat_b, flat_c,
-           flat_a if bias is None else bias, Shape(M, N, K, K_last),
+    launch(kernel, (-(-shape.M // tile[0]) * -(-shape.N // tile[1]), inner, outer), block, flat_a, flat_b, flat_c,
+           flat_a if bias is None else bias, shape,
            Strides(a.row, a.column, b.row, b.column, c.row, a.outer, a.inner, b.outer, b.inner, c.outer, c.inner),
-           Epilogue(float(alpha), int(bias is not None), int(accumulate)))
+           epilogue)
