@@ -1,4 +1,4 @@
-"""The page of a film: what replay.py gives, as numbers in one compressed block, with page.css and page.js around it.
+"""The page of a film: what replay.py gives, as numbers in one compressed block; the folder page/ has all around it.
 
     a JSON text                 names, source lines, arrays, flights, barriers, faults
     a list of integers          steps, accesses and variables, each the difference to the one before where that is small
@@ -32,7 +32,8 @@ from .writing import WRITERS
 LIMIT = 4_000_000  # bytes of a page
 SHOWN = 24  # launches that a page has at most
 CELLS, CHUNK = 4096, 16  # cells of an array at most; bytes of a cell of a larger one
-FOLDER = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent / "page"
+SCRIPTS = "data", "drawing", "source", "timeline", "thread", "memory", "engines", "caption", "film"
 THINNED = [(1, True, 1.0), (4, True, 1.0), (16, True, 1.0), (32, True, 1.0),  # arguments of `Reel`, one after the other
            (32, False, 1.0), *((32, False, 1 / 2 ** k) for k in range(1, 12))]
 NONE, INTEGERS, INTEGER, FLOATS, FLOAT, TRUTHS, WORDS = range(7)  # kinds of values: INTEGER and FLOAT of all lanes
@@ -47,12 +48,13 @@ def page(shots):
         raise ValueError("there is nothing to show: no kernel was launched while the film was recorded.")
     replays = [Replay(shot) for shot in shots[:SHOWN]]
     title = html.escape(", ".join(dict.fromkeys(shot.kernel for shot in shots[:SHOWN])))
-    room = LIMIT - sum(len(_part(name).encode()) for name in ("page.html", "page.css", "page.js")) - len(title)
+    parts = {"title": title, "style": _part("page.css"), "script": "\n".join(_part(f"{name}.js") for name in SCRIPTS)}
+    room = LIMIT - sum(len(text.encode()) for text in parts.values()) - len(_part("page.html"))
     for thinned in THINNED:
         data = pack([Reel(replay, *thinned) for replay in replays], max(0, len(shots) - SHOWN))
         if len(data) <= room:
             break
-    parts = {"title": title, "style": _part("page.css"), "script": _part("page.js"), "data": data}
+    parts["data"] = data
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html"))
 
 
