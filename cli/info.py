@@ -5,6 +5,8 @@ import platform
 
 import click
 
+from .output import echo
+
 PACKAGES = ("numdiff", "numba", "numba-cuda", "numpy", "h5py", "pillow", "matplotlib")
 TOOLKIT = ("cuda-bindings", "cuda-core", "nvidia-cuda-runtime", "nvidia-cuda-nvrtc", "nvidia-nvvm", "nvidia-nvjitlink",
            "nvidia-cuda-runtime-cu12", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12")
@@ -23,8 +25,17 @@ def say(name, value):
 
 
 @click.command()
-def info():
-    """Show what this machine has, and what will run on it."""
+@click.argument("picture", type=click.Path(), metavar="[FILE.png]", required=False)
+def info(picture):
+    """Show what this machine has, and what will run on it.
+
+    With FILE.png, a grid of `numdiff sample`: how it was made, and the command that makes it again.
+    """
+    if picture:
+        from numdiff.training.picture_record import lines_of, read_record
+        for line in lines_of(read_record(picture)):
+            echo(line)
+        return
     from numdiff.device import why_no_gpu
     from numdiff.device.kernel_cache import cache_directory
     from numdiff.training import kinds

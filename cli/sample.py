@@ -5,7 +5,7 @@ import click
 
 from numdiff.settings import MAX_SAMPLE_STEPS, PRECISIONS, SAMPLERS
 
-from .output import echo
+from .output import command_line, echo
 from .settings import GroupedCommand, ListOf, Setting
 from .values import Choice, Number
 
@@ -146,4 +146,4 @@ def sample(run, **options):
     """
     from numdiff.training.sampling import sample_command
 
-    sample_command(run, progress=True, echo=echo, **options)
+    sample_command(run, progress=True, echo=echo, command=command_line(click.get_current_context()), **options)

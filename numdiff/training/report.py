@@ -16,6 +16,7 @@ from .. import schema
 from ..errors import NumdiffError
 from ..files import atomic_file, cannot_write, check_target, open_regular, open_to_append, write_all
 from ..progress_bar import duration, progress_bar, three_digits
+from .picture_record import chunk_of
 
 STATS = "stats.jsonl"
 MAX_LINE = 32 << 20  # bytes of a record, which holds the losses of a million steps
@@ -264,12 +265,12 @@ def image_grid(images, columns=None, gap=2, zoom=1, background=255):
                   constant_values=background)
 
 
-def save_png(path, array):
-    """Write uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) as a PNG, atomically."""
+def save_png(path, array, record=None):
+    """Write uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) as a PNG, atomically. record: how it was made, for JSON."""
     array = np.asarray(array)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[..., 0]
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
         raise ValueError(f"save_png takes uint8 (H, W) or (H, W, C), C of 1, 3 or 4, not {array.dtype} {array.shape}")
     with atomic_file(path, "the picture") as file:
-        Image.fromarray(np.ascontiguousarray(array)).save(file, "PNG")
+        Image.fromarray(np.ascontiguousarray(array)).save(file, "PNG", pnginfo=record and chunk_of(record))

@@ -26,6 +26,7 @@ from .checkpoint import buffer_names, newest_checkpoint
 from .compiling import compile_for, plan_sampling
 from .model_files import files_of, is_foreign, load_model
 from .options import resolve_device
+from .picture_record import class_counts
 from .report import columns_of, image_grid, save_png
 from .run_folder import check_run, find_run, list_runs
 from .sample_files import ANIMATIONS, Frames, read_mask, read_picture, samples_file
@@ -39,7 +40,7 @@ SHOWN_CLASSES = 12  # that a line names
 def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, class_name=None, batch=16, grid=None,
                    npz=None, animation=None, frames=None, inpaint=None, mask=None, device="auto", weights=None,
                    outdir="runs", columns=None, precision="auto", guide_with=None, ema_std=None, schedule=None,
-                   skip=0, vae=None, progress=False, echo=print, **more):
+                   skip=0, vae=None, command=None, progress=False, echo=print, **more):
     """Make `count` images and write them; returns those that the grid shows, uint8 (count, H, W, C).
 
     run: run folder, its number in `outdir`, "auto" for the newest, a checkpoint, or a file or folder of weights that
@@ -55,6 +56,7 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
     schedule: a file of `numdiff schedule`
     vae: the autoencoder that decodes the latents of a model of latents; None: that of the run, if it has one
     columns: of the grid and the animation; progress: show a bar on a terminal
+    command: the words of the command line, for the grid's record (picture_record.py); RUN is the third of them
     The other arguments are those of `numdiff.diffusion.Sampling` and `numdiff.load`.
 
     Under `mpiexec` the ranks make the batches in turn, and rank 0 writes. Ctrl-C and SIGTERM, on any rank, stop after
@@ -154,7 +156,13 @@ def sample_command(run, count=16, steps=None, sampler=None, eta=None, seed=0, cl
                 raise AgreedError("stopped.", 128 + number)
             return shown[:made]
         if grid:
-            save_png(grid, image_grid(shown[:made], columns, zoom=zoom))
+            record = describe(sampling, model, checkpoint, weights, guide)
+            names = record.pop("classes")
+            counts = class_counts(sampling.labels if sampling.labels is None else sampling.labels[:made], names)
+            save_png(grid, image_grid(shown[:made], columns, zoom=zoom), {
+                **record, "count": made, "class_counts": counts, "seconds": time.perf_counter() - started,
+                **({"vae": decoder.path} if decoder else {}),
+                **({"command": [*command[:2], str(checkpoint), *command[3:]]} if command else {})})
         if moving:
             moving.save(animation, shown[:min(made, ANIMATED)], columns, zoom)
         for path, most in ((grid, SHOWN), (animation, ANIMATED)):
