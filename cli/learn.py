@@ -16,7 +16,7 @@ TRIES = 3  # after which --solution shows the solution without --yes
 @click.option("--counts", is_flag=True, help="With --check: also print what each line of the kernel costs.")
 @click.option("--film", is_flag=True, help="Write a film of your kernel's run next to your file, a page for a browser.")
 @click.option("--chapter", metavar="CHAPTER", type=click.IntRange(1), help="Write this chapter as a notebook.")
-@click.option("--run", is_flag=True, help="With --chapter: run it here instead, and write its figures as SVG files.")
+@click.option("--run", is_flag=True, help="With --chapter: run it here instead, and write its figures into the folder.")
 @click.option("--folder", metavar="FOLDER", type=click.Path(file_okay=False), default=".", show_default=True,
               help="The folder of your files.")
 def learn(number, check, hint, solution, yes, counts, film, chapter, run, folder):
@@ -110,9 +110,9 @@ def run_chapter(number, folder):
     for cell, printed, figures in chapter.run():
         click.echo(cell.text if not cell.code else "\n".join(f"    {line}" for line in cell.text.splitlines()))
         click.echo(f"\n{printed}" if printed else "")
-        for figure in figures:
+        for ending, figure in figures:
             count += 1
-            path = pathlib.Path(folder) / f"{chapter.name}-{count}.svg"
+            path = pathlib.Path(folder) / f"{chapter.name}-{count}.{ending}"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, figure, "the figure")
             click.echo(f"[figure: {path}]\n")

@@ -189,10 +189,12 @@ def chapter_pages():
                             f"`numdiff learn --chapter {number}`.")
             if printed:
                 text.append(f"```text\n{printed.rstrip()}\n```")
-            for figure in drawn_here:
+            for ending, figure in drawn_here:
                 count += 1
-                page(f"{path}-{count}.svg", figure)
-                text.append(f"![Figure {count}: drawn by the cell above]({chapter.name}-{count}.svg)")
+                page(f"{path}-{count}.{ending}", figure)
+                file = f"{chapter.name}-{count}.{ending}"
+                text.append(f"![Figure {count}: drawn by the cell above]({file})" if ending == "svg" else
+                            f'<iframe src="{file}" title="Film {count}" width="100%" height="760"></iframe>')
         page(f"{path}.md", WIDE + "\n\n".join(text) + "\n")
         lines.append(f"    * [{number}. {chapter.title}]({path}.md)")
     return lines

@@ -40,7 +40,7 @@ class Cell(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A cell that has run. printed: what it wrote; figures: SVG texts, which a notebook would show"""
+    """A cell that has run. printed: what it wrote; figures: what a notebook would show, as ("svg" or "html", text)"""
 
     cell: Cell
     printed: str
@@ -135,10 +135,11 @@ class Chapter(Notebook):
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 exec(compile(ast.Module(body, []), name, "exec"), module.__dict__)
                 value = eval(compile(ast.Expression(last.value), name, "eval"), module.__dict__) if last else None
-            picture = getattr(value, "_repr_svg_", None)
-            if value is not None and picture is None and not hasattr(value, "_ipython_display_"):
+            figures = [(ending, text()) for ending, text in (("svg", getattr(value, "_repr_svg_", None)),
+                                                             ("html", getattr(value, "html", None))) if text]
+            if value is not None and not figures and not hasattr(value, "_ipython_display_"):
                 printed.write(f"{value!r}\n")
-            yield Ran(cell, printed.getvalue(), [picture()] if picture else [])
+            yield Ran(cell, printed.getvalue(), figures)
 
     def copy_to(self, folder):
         """Write the notebook into a folder and return its path; a `UsageError` if it exists."""

@@ -4,6 +4,7 @@
     faults(kernel, grid, block, x, y)           # prints the faults of a kernel that has some
     words(costs, "x[i]"); banks(costs, "tile")  # pictures of the first request of a line
     timeline(kernel, grid, block, x, y)         # a picture of warps, barriers and copies
+    film(kernel, grid, block, x, y)             # a page that shows each step, and the faults
     measured("softmax_forward")                 # stored figures of an H200
 
 On a machine with an NVIDIA GPU `run` also launches the kernel there, compares the results, and prints the time.
@@ -250,6 +251,11 @@ def timeline(kernel, grid, block, *arguments, shared=0, blocks=1):
     """A picture of a run: a row for each warp, with its barriers and waits, and rows for copies and matrix products."""
     film = emulator.trace(kernel, grid, block, *map(_emulated, arguments), shared=shared)
     return Shown(film.svg(blocks=blocks, width=1000))
+
+
+def film(kernel, grid, block, *arguments, shared=0):
+    """A run as a page with a slider: source, warps, memory by last writer, a thread's variables, faults as arrows."""
+    return emulator.trace(kernel, grid, block, *map(_emulated, arguments), shared=shared, on_fault="collect")
 
 
 def steps(kernel, grid, block, *arguments, shared=0):

@@ -29,17 +29,21 @@ ON_CARD = re.compile(r"^  on .*\n", re.MULTILINE)  # a line that only a machine 
 
 
 def printed(number):
-    """(what a chapter prints, its figures)"""
-    ran = list(CHAPTERS[number].run())
-    text = "".join(f"line {each.cell.line}\n{each.printed}" for each in ran if each.printed)
-    return STORED.sub("", ON_CARD.sub("", text)), [figure for each in ran for figure in each.figures]
+    """(what a chapter prints, each unit under its title; its figures)"""
+    text, figures = "", []
+    for each in CHAPTERS[number].run():
+        if heading := re.match("## .*", each.cell.text):
+            text += f"{heading[0]}\n"
+        text, figures = text + each.printed, figures + each.figures
+    return STORED.sub("", ON_CARD.sub("", text)), figures
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_chapter_prints_its_numbers(number):
     text, figures = printed(number)
     assert text == (PRINTED / f"{number}.txt").read_text(encoding="utf-8")
-    assert len(figures) >= 3 and all(figure.lstrip().startswith(("<svg", "<?xml")) for figure in figures)
+    starts = {"svg": ("<svg", "<?xml"), "html": "<!doctype html>"}
+    assert len(figures) >= 3 and all(text.lstrip().startswith(starts[ending]) for ending, text in figures)
 
 
 @pytest.mark.parametrize("number", CHAPTERS)

@@ -12,7 +12,7 @@ import numpy as np
 from numba import cuda
 
 from numdiff.device import load4, store4
-from numdiff.lessons.lab import banks, faults, measured, run, timeline, words
+from numdiff.lessons.lab import banks, faults, film, measured, run, timeline, words
 
 rng = np.random.default_rng(0)
 
@@ -146,11 +146,13 @@ def reverse_wrong(x, y):
 
 x, y = rng.standard_normal(64, np.float32), np.zeros(64, np.float32)
 faults(reverse_wrong, 1, 64, x, y)
+film(reverse_wrong, 1, 64, x, y)
 
 # %% [markdown]
 # Threads run in any order. Thread 0 reads tile[63], which thread 63 may not have written yet: the emulator says that it
 # was never written. Where it was written, the read and the write are a *race*: nothing orders them. On a GPU the result
-# of such a kernel is often right, and wrong on another day.
+# of such a kernel is often right, and wrong on another day. The film shows your run step by step: move the slider, or
+# press F to go to a fault. An arrow joins the two accesses of a race.
 #
 # `cuda.syncthreads()` is a *barrier*: no thread passes it before all threads of the block have arrived.
 

@@ -12,7 +12,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numdiff import emulator
-from numdiff.lessons.lab import bars, drawing, faults, measured, run, steps, timeline
+from numdiff.lessons.lab import bars, drawing, faults, film, measured, run, steps, timeline
 
 rng = np.random.default_rng(0)
 x = rng.standard_normal(64, np.float32)
@@ -119,6 +119,9 @@ def shuffles(x, y):
 
 run(shuffles, 1, 64, x, y)
 print("right:", np.isclose(y[0], x.sum()))
+film(shuffles, 1, 64, x, y)
+
+# %%
 chains = {kernel.py_func.__name__: steps(kernel, 1, 64, x, y) for kernel in (sum_alone, tree, shuffles)}
 print(chains)
 bars("One sum of 64 numbers", chains, "steps: lines, one after the other")
