@@ -15,6 +15,7 @@ from .access import Access
 from .arguments import Arguments
 from .asynchronous import Asynchronous
 from .faults import KernelFault, LaunchRefused
+from .generators import GeneratorScheduler
 from .integers import magnitude_of
 from .linking import Linking
 from .loops import PATIENCE
@@ -25,7 +26,7 @@ from .reports import Reports
 from .rewrite import SITES
 from .schedule import Scheduler
 from .signatures import convert_arguments, is_hint
-from .threads import Dim3
+from .threads import Dim3, greenlet
 
 CHECKS = ("bounds", "negative", "uninitialised", "race", "divergence", "float64", "asynchronous")
 STRICT = ("equal",)  # checks of what may be meant: two threads write the same value on one line
@@ -61,6 +62,8 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         float64 array; elsewhere, if there is no other fault, it is a `Float64Warning`
     patience: seconds without progress after which a waiting loop is called endless
     """
+
+    generators = greenlet is None  # whether threads are generators, not greenlets
 
     def __init__(self, cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", float64=None,
                  patience=PATIENCE, recorder=None, film=None):
@@ -135,7 +138,8 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         first, self.launches = len(self.faults), self.launches + 1
         self.seen_faults = {}
         self.block = self.thread = None
-        self.scheduler = Scheduler(self, lambda: function(*arguments), block)
+        scheduler = GeneratorScheduler if self.generators else Scheduler
+        self.scheduler = scheduler(self, lambda: function(*arguments), block)
         if self.film is not None:
             self.film.launch(self, grid, block)
         if self.recorder is not None:

@@ -7,7 +7,7 @@ module and closure to their twins (namespace.py).
 import operator
 import types
 
-from . import arithmetic, functions, values
+from . import arithmetic, functions, generators, values
 from .faults import Unsupported
 from .integers import holds
 from .namespace import unbound
@@ -42,7 +42,9 @@ class Linking:
 
     def unchecked(self, function):
         """A function of numbers as the host may call it, outside of any launch."""
-        return type(self)(self.cc, checks=False).function(function)
+        machine = type(self)(self.cc, checks=False)
+        machine.generators = False
+        return machine.function(function)
 
     def device_function(self, kernel):
         """As `function`; of one with signatures it converts what it is given and what it gives."""
@@ -53,9 +55,10 @@ class Linking:
 
     def _rewritten(self, python, given):
         filmed = self.film is not None
-        key = id(python.__code__), self.checked, given, filmed
+        key = id(python.__code__), self.checked, given, filmed, self.generators
         if key not in _REWRITTEN:
-            _REWRITTEN[key] = python.__code__, rewrite(python, SITES, self.checked, given, filmed)
+            change = generators.yielding if self.generators else None
+            _REWRITTEN[key] = python.__code__, rewrite(python, SITES, self.checked, given, filmed, change)
         return _REWRITTEN[key][1]
 
     def _link(self, python, key, made):
@@ -93,7 +96,7 @@ class Linking:
         helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
                    "__unsupported": unsupported, "__literal": values.literal, "__constant": constant,
                    "__method": method, "__range": any_range, "__zip": zipped, "__unified": arithmetic.unified,
-                   "__unbound": unbound}
+                   "__unbound": unbound, "__wait": generators.wait(self)}
         operations = {f"__{name}": function for name, function in (*arithmetic.OPERATIONS.items(),
                                                                    *arithmetic.COMPARISONS.items())}
         if not self.checked:

@@ -300,13 +300,15 @@ def wait(machine, address, parity):
     """A loop of `mbarrier.try_wait.parity` until the phase of this parity is over."""
     barrier, parity = find(machine, address, "waits at"), int(parity)
     if barrier is None or _ready(machine, barrier, parity):
-        return
+        return None
     thread, frame = machine.thread, machine._frame_here()
     barrier.waiting.append((thread, parity & 1, machine.site_of(frame)))
-    machine.scheduler.pause("mbarrier", Wait(barrier, parity), frame)
-    barrier.woken.pop(thread, None)
-    if machine.film is not None:
-        machine.film.mbarrier_wait(barrier, parity)
+
+    def continues(result):
+        barrier.woken.pop(thread, None)
+        if machine.film is not None:
+            machine.film.mbarrier_wait(barrier, parity)
+    return machine.scheduler.pause("mbarrier", Wait(barrier, parity), frame, continues)
 
 
 def try_wait(machine, address, parity):
@@ -320,16 +322,17 @@ def try_wait(machine, address, parity):
     thread, scheduler = machine.thread, machine.scheduler
     entry = (thread, parity & 1, machine.site_here())
     barrier.waiting.append(entry)
-    thread.wait = ("mbarrier", Wait(barrier, parity), machine._frame_here())
     thread.result = False
     scheduler.spinning.append(thread)
-    scheduler.give_way()
-    barrier.woken.pop(thread, None)
-    if entry in barrier.waiting:
-        barrier.waiting.remove(entry)
-    if thread.result and machine.film is not None:
-        machine.film.mbarrier_wait(barrier, parity)
-    return thread.result
+
+    def continues(result):
+        barrier.woken.pop(thread, None)
+        if entry in barrier.waiting:
+            barrier.waiting.remove(entry)
+        if result and machine.film is not None:
+            machine.film.mbarrier_wait(barrier, parity)
+        return result
+    return scheduler.pause("mbarrier", Wait(barrier, parity), machine._frame_here(), continues)
 
 
 # Named barriers -------------------------------------------------------------------------------------------------------

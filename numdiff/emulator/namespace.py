@@ -273,14 +273,17 @@ def emulated_cuda(machine):
     def syncthreads():
         machine.scheduler.syncthreads(frame(1))
 
+    def as_int(of):
+        return lambda predicates: values.Int32(of(predicates))
+
     def syncthreads_count(predicate):
-        return values.Int32(machine.scheduler.meet("syncthreads_count", bool(predicate), sum, frame(1)))
+        return machine.scheduler.meet("syncthreads_count", bool(predicate), as_int(sum), frame(1))
 
     def syncthreads_and(predicate):
-        return values.Int32(machine.scheduler.meet("syncthreads_and", bool(predicate), all, frame(1)))
+        return machine.scheduler.meet("syncthreads_and", bool(predicate), as_int(all), frame(1))
 
     def syncthreads_or(predicate):
-        return values.Int32(machine.scheduler.meet("syncthreads_or", bool(predicate), any, frame(1)))
+        return machine.scheduler.meet("syncthreads_or", bool(predicate), as_int(any), frame(1))
 
     def threadfence():
         if machine.checked:

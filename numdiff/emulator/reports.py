@@ -24,9 +24,19 @@ class Reports:
     @staticmethod
     def site_of(frame):
         """The site of the line that a frame is at; in a module of words (WORDS), of the line that uses the word."""
-        while frame is not None and frame.f_globals.get("__words__") and "__emulated__" in frame.f_back.f_globals:
-            frame = frame.f_back
+        frame = Reports.kernel_frame(frame)
         return SITES.number("?", "?", 0) if frame is None else SITES.of(frame)
+
+    @staticmethod
+    def kernel_frame(frame):
+        """The frame of a kernel's line at or above a frame, as `site_of`. A twin that keeps a frame keeps this one: the
+        other is none of the kernel's where `generators.wait` has called the twin."""
+        while frame is not None and "__emulated__" not in frame.f_globals:
+            frame = frame.f_back
+        while frame is not None and frame.f_globals.get("__words__") and frame.f_back is not None and (
+                "__emulated__" in frame.f_back.f_globals):
+            frame = frame.f_back
+        return frame
 
     def place(self, site, thread=None):
         function, file, line = SITES.places[site]
@@ -68,10 +78,10 @@ class Reports:
                 code = trace.tb_frame.f_code
                 site = SITES.number(code.co_name, code.co_filename, trace.tb_lineno)
             trace = trace.tb_next
+        site = SITES.number("?", "?", 0) if site is None else site
         if isinstance(error, Unsupported):
             raise Unsupported(f"{str(error).rstrip('.')}; used at {self.place(site)}.") from None
         kind = {IndexError: "bounds", ZeroDivisionError: "division"}.get(type(error), "error")
-        site = SITES.number("?", "?", 0) if site is None else site
         self.report(kind, _in_words(error), site, thread)
 
     def _here(self):

@@ -646,11 +646,12 @@ class Rewritten(NamedTuple):
     assumed: dict = {}  # name -> what `Integers` takes for granted of it
 
 
-def rewrite(function, sites, checked, given=None, filmed=False):
+def rewrite(function, sites, checked, given=None, filmed=False, change=None):
     """A kernel or device function with its operations made explicit: `Rewritten`.
 
     given: magnitudes of its arguments (integers.py); None: all operations are made explicit, for counting
     filmed: whether each line and each variable is reported to a film (film.py), but not those of a module of words
+    change: called with the tree, the function and the variants before it is compiled (generators.py)
     Without source (a function made by exec) the code object is the function's own: accesses of checked arrays are then
     still checked, but mixed arithmetic follows NumPy's rules, and loops that wait are not noticed.
     """
@@ -670,6 +671,8 @@ def rewrite(function, sites, checked, given=None, filmed=False):
     tree = rewriter.visit(tree)
     tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]  # set on the function object, below
     tree.args.kw_defaults = [d and ast.Constant(None) for d in tree.args.kw_defaults]
+    if change is not None:
+        change(tree, function, rewriter.variants)
     names = finish(tree)
     code = compile(ast.Module([tree], []), function.__code__.co_filename, "exec", dont_inherit=True)
     body = next(c for c in code.co_consts if hasattr(c, "co_code"))

@@ -10,24 +10,22 @@ something that none of them can provide, as at a grid-wide barrier.
 """
 import random
 
-import greenlet
-
 from .loops import Loops
-from .threads import FULL_MASK, WARP, WORKERS, Block, Cluster
+from .threads import FULL_MASK, WARP, WORKERS, Block, Cluster, greenlet
 
 
 class Scheduler(Loops):
-    """Runs the blocks of a launch. The emulator's functions call `meet`, `gather`, `wait_until` from within threads."""
+    """Runs the blocks of a launch. The emulator's functions call `meet`, `gather`, `pause` from within threads."""
 
     def __init__(self, machine, body, dimensions):
         super().__init__()
         self.machine, self.body, self.dimensions = machine, body, dimensions
-        self.hub = greenlet.getcurrent()
+        self.hub = greenlet and greenlet.getcurrent()
         self.idle = WORKERS.idle  # workers without a thread
         self.awake = []
         self.round = iter(())  # of those that were awake, whose turn is still to come
         self.unborn = None  # a thread whose turn it is, for which the hub must make a worker
-        self.polls = []  # (thread, condition) of threads in wait_until
+        self.polls = []  # (thread, condition) of threads in wait_for_others
         draw = random.Random(machine.seed).random
         self._draw = lambda _: draw()  # sorted by what it gives, threads are shuffled, in half of shuffle()'s time
         self.progress = 0  # counts everything that may let a waiting thread continue
@@ -171,12 +169,15 @@ class Scheduler(Loops):
 
     # waiting ----------------------------------------------------------------------------------------------------------
 
-    def pause(self, kind, detail, frame):
-        """Let others run until this thread is woken; returns what `wake` brought."""
+    def pause(self, kind, detail, frame, then=None):
+        """Let others run until this thread is woken; returns what `wake` brought, or what `then` makes of it.
+
+        Whoever calls this returns its result as it is: what is to be done when the thread has been woken is in `then`.
+        """
         thread = self.machine.thread
         thread.wait = (kind, detail, frame)
         self.give_way()
-        return thread.result
+        return thread.result if then is None else then(thread.result)
 
     def wake(self, threads):
         self.progress += 1
@@ -257,14 +258,15 @@ class Scheduler(Loops):
         for thread in threads:
             thread.tick(seen)
 
-    def gather(self, name, mask, payload, combine, frame):
-        """A warp operation: wait for the lanes in `mask`; `combine({lane: payload})` gives {lane: result}."""
+    def gather(self, name, mask, payload, combine, frame, then=None):
+        """A warp operation: wait for the lanes in `mask`; `combine({lane: payload})` gives {lane: result}; `then` as in
+        `pause`."""
         thread = self.machine.thread
         block, key = thread.block, (thread.warp, name, mask)
         lanes = block.collectives.setdefault(key, {})
         lanes[thread.lane] = (payload, frame, thread, combine)
         self._combine_if_complete(block, key)
-        return self.pause("warp operation", (name, mask), frame)
+        return self.pause("warp operation", (name, mask), frame, then)
 
     def _combine_if_complete(self, block, key):
         warp, name, mask = key
@@ -290,18 +292,10 @@ class Scheduler(Loops):
             woken.append(thread)
         self.wake(woken)
 
-    def wait_until(self, condition, kind, detail, frame):
-        """Wait until `condition()` holds; it is tried again after every progress of others."""
-        thread = self.machine.thread
-        if condition():
-            return
-        self.polls.append((thread, condition))
-        self.pause(kind, detail, frame)
-
-    def wait_for_others(self, condition, kind, detail, frame):
-        """Wait until no other thread can continue, and `condition()` holds then."""
+    def wait_for_others(self, condition, kind, detail, frame, then):
+        """Wait until no other thread can continue, and `condition()` holds then; `then` as in `pause`."""
         self.polls.append((self.machine.thread, condition))
-        self.pause(kind, detail, frame)
+        return self.pause(kind, detail, frame, then)
 
     def _poll(self):
         waiting, self.polls = self.polls, []

@@ -7,6 +7,7 @@ conversions, then the fewest safe ones, then the fewest promotions.
 import enum
 import functools
 import sys
+from types import GeneratorType
 
 import numpy as np
 
@@ -178,5 +179,12 @@ def with_signatures(name, python, function, signatures):
             raise Unsupported(f"{name} has the signature {' or '.join(map(described, known))}, and Numba does not "
                               f"compile a call with ({', '.join(str(type_of(a)) for a in arguments)})")
         value, result = function(*map(converted, arguments, types)), results[types]
-        return value if result is None or str(result) == "none" else converted(value, result)
+        if result is None or str(result) == "none":
+            return value
+        return _later(value, result) if value.__class__ is GeneratorType else converted(value, result)
     return call
+
+
+def _later(generator, kind):
+    """What a function that waits by `yield` (generators.py) returns, converted."""
+    return converted((yield from generator), kind)

@@ -2,7 +2,10 @@
 import contextvars
 import threading
 
-import greenlet
+try:
+    import greenlet
+except ImportError:  # WebAssembly has none: generators.py runs the threads
+    greenlet = None
 
 WARP, FULL_MASK = 32, 0xFFFFFFFF  # lanes, and the mask that names them all
 KEPT = 1024  # workers that have nothing to do are kept for later launches: to make one takes as long as 30 switches

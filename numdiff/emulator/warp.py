@@ -86,7 +86,7 @@ def warp_functions(machine):
 
         Where lanes wait at several calls of a function, those at the first one continue and may come to the others.
         """
-        thread, at = machine.thread, frame(1)
+        thread, at = machine.thread, machine._frame_here()
         here = thread.state["active"] = at.f_code, at.f_lasti
 
         def arrived():
@@ -98,9 +98,11 @@ def warp_functions(machine):
             for t in lanes:
                 t.state["mask"] = sum(1 << other.lane for other in lanes)
             return True
-        machine.scheduler.wait_for_others(arrived, "active lanes", "activemask()", at)
-        del thread.state["active"]
-        return UInt32(thread.state["mask"])
+
+        def continues(result):
+            del thread.state["active"]
+            return UInt32(thread.state["mask"])
+        return machine.scheduler.wait_for_others(arrived, "active lanes", "activemask()", at, continues)
 
     def lanemask_lt():
         return UInt32((1 << machine.thread.lane) - 1)
@@ -109,7 +111,7 @@ def warp_functions(machine):
         def combine(payloads, threads):
             if machine.checked:
                 machine.scheduler.join(list(threads.values()))
-        gather("syncwarp", mask, None, combine, frame(1))
+        return gather("syncwarp", mask, None, combine, frame(1))
 
     return {"shfl_sync": shuffle("shfl_sync", index), "shfl_up_sync": shuffle("shfl_up_sync", up),
             "shfl_down_sync": shuffle("shfl_down_sync", down), "shfl_xor_sync": shuffle("shfl_xor_sync", xor),

@@ -47,7 +47,7 @@ def load_matrices(machine, address, count, transposed, frame):
 
     Lane l gives the address of row l % 8 of matrix l // 8, and reads it; addresses of further lanes are not used.
     """
-    name = f"ldmatrix.x{count}{'.trans' if transposed else ''}"
+    name, frame = f"ldmatrix.x{count}{'.trans' if transposed else ''}", machine.kernel_frame(frame)
     row = None
     if machine.thread.lane < 8 * count:
         row = NOTHING
@@ -129,8 +129,11 @@ class MatrixProduct:
                               sums.reshape(self.M, self.N))
         return result.reshape(-1)[self.c_places]
 
-    def __call__(self, machine, a, b, c, frame):
-        """The twin, called by each lane with its registers: float32 (4,), the lane's accumulators."""
+    def __call__(self, machine, a, b, c, frame, then=None):
+        """The twin, called by each lane with its registers: float32 (4,), the lane's accumulators; `then` as in
+        `Scheduler.pause`."""
+        frame = machine.kernel_frame(frame)
+
         def combine(lanes, threads):
             _check_lanes(machine, self.name, threads, frame)
             a, b, c = zip(*[lanes.get(lane, self.absent) for lane in range(LANES)], strict=True)
@@ -143,7 +146,7 @@ class MatrixProduct:
             return {lane: result[lane] for lane in threads}
 
         b = (b,) if isinstance(b, int) else b
-        return machine.scheduler.gather(self.name, FULL_MASK, (a, b, c), combine, frame)
+        return machine.scheduler.gather(self.name, FULL_MASK, (a, b, c), combine, frame, then)
 
     def into(self, machine, sums, first, a, b, frame):
         """The twin that adds to four neighbours of an array."""
@@ -151,7 +154,7 @@ class MatrixProduct:
             if not 0 <= first <= sums.size - 4:
                 raise IndexError(f"{self.name}: sums from {int(first)} of {sums.size}")
             four = sums.reshape(-1)[first:first + 4]
-            four[:] = self(machine, a, b, four, frame)
+            self(machine, a, b, four, frame, lambda result: four.__setitem__(slice(None), result))
             return
         access, site = machine.access, machine.site_of(frame)
         found = access.range_of(sums, first, 4, site, "sums in", align=4)
@@ -161,9 +164,11 @@ class MatrixProduct:
         memory, offset, size = found
         access.check_read(memory, offset, size, site)
         four, start = sums.flat if sums.dtype is FLOAT32 else memory.view(FLOAT32), offset // 4
-        result = self(machine, a, b, four[start:start + size // 4], frame)
-        access.before_write(memory, offset, size, site)
-        four[start:start + size // 4] = result
+
+        def store(result):
+            access.before_write(memory, offset, size, site)
+            four[start:start + size // 4] = result
+        self(machine, a, b, four[start:start + size // 4], frame, store)
 
 
 def _registers(words):

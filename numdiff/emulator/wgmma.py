@@ -217,7 +217,14 @@ def wait(machine, pending):
     last = covered[-1]
     if last.count < WARPGROUP:
         last.waiting.append(thread)
-        machine.scheduler.pause("wgmma", last, machine._frame_here())
+        machine.scheduler.pause("wgmma", last, machine._frame_here(), lambda result: _completed(machine, covered))
+    else:
+        _completed(machine, covered)
+
+
+def _completed(machine, covered):
+    """The products that the current thread has waited for are complete, and their operands free."""
+    thread, issuer, last = machine.thread, _issuer(machine), covered[-1]
     if issuer.group.first < issuer.given and last in issuer.group.operations:
         issuer.group.run_through(last)
     if machine.film is not None:
