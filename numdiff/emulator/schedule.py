@@ -172,7 +172,7 @@ class Scheduler(Loops):
     def pause(self, kind, detail, frame, then=None):
         """Let others run until this thread is woken; returns what `wake` brought, or what `then` makes of it.
 
-        Whoever calls this returns its result as it is: what is to be done when the thread has been woken is in `then`.
+        The caller returns its result as it is: what is to be done when the thread has been woken is in `then`.
         """
         thread = self.machine.thread
         thread.wait = (kind, detail, frame)
