@@ -222,7 +222,7 @@ def prose_of(cell):
 
 
 def kernel_link(found):
-    known = any(name == found[1] for _, name in kernel_files())
+    known = any(name == found[1] for _, name, _ in kernel_files())
     return f"[{found[0]}](../kernels/{found[1]}.md)" if known else found[0]
 
 
