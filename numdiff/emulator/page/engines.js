@@ -96,34 +96,34 @@ class Engines {
   }
 
   drawAccumulators(launch, step, row, selected, width) {
-    const group = row.warp >> 2,
-      mine = launch.flights.filter(f => f.kind === "wgmma" && launch.rows[f.row].block === row.block);
-    const flying = mine.filter(f => f.start <= step && step < f.end),
-      shown = flying.find(f => f.detail.group === group) || mine.find(f => f.detail.group === group) || mine[0];
-    const n = shown.detail.n,
-      cell = Math.max(1.5, Math.min(9, width / n)),
-      context = size(this.wgmma.canvas, n * cell + 1, 64 * Math.min(cell, 4) + 1),
-      tall = Math.min(cell, 4);
+    const mine = launch.flights.filter(f => f.kind === "wgmma" && launch.rows[f.row].block === row.block);
+    const flying = mine.filter(f => f.start <= step && step < f.end);
+    const ofWarp = f => f.detail.group === row.warp >> 2;
+    const {n, group} = (flying.find(ofWarp) || mine.find(ofWarp) || mine[0] || launch.flights.find(f => f.detail.n)).detail;
+    const names = flying.slice(0, 4).map(f => `${f.text} of warpgroup ${f.detail.group}`);
     this.wgmma.body.textContent = flying.length
-      ? `${plural(flying.length, "wgmma")} in flight: ${flying
-          .map(f => f.text + " of warpgroup " + f.detail.group)
-          .slice(0, 4)
-          .join(", ")}${flying.length > 4 ? " …" : ""}`
+      ? `${plural(flying.length, "wgmma")} in flight: ${names.join(", ")}${flying.length > 4 ? " …" : ""}`
       : "no wgmma in flight";
-    const t = (row.warp & 3) * WARP + selected.lane;
+    const thread = group === row.warp >> 2 ? (row.warp & 3) * WARP + selected.lane : -1;
+    const busy = flying.some(f => f.detail.group === group);
+    const cell = Math.max(1.5, Math.min(9, width / n)),
+      tall = Math.min(cell, 4);
+    const key = [n, group, thread, busy, cell, theme.paper].join();
+    if (this.key === key) return; // what is drawn depends on nothing else
+    this.key = key;
+    this.wgmma.head.replaceChildren(
+      element("b", "", "wgmma: the accumulators"),
+      `  64 × ${n} of warpgroup ${group}, by warp` + (thread < 0 ? "" : `; black: thread ${thread} of the group`),
+    );
+    const context = size(this.wgmma.canvas, n * cell + 1, 64 * tall + 1);
     for (let r = 0; r < 64; r++)
       for (let c = 0; c < n; c++) {
-        const [thread] = launch.accumulators[8 * r + (c % 8)],
-          own = thread === t && shown.detail.group === group;
-        context.fillStyle = own ? theme.ink : colourOf(group * 4 + (thread >> 5), thread & 31);
-        context.globalAlpha = own ? 1 : flying.some(f => f.detail.group === group) ? 0.75 : 0.35;
+        const [owner] = launch.accumulators[8 * r + (c % 8)];
+        context.fillStyle = owner === thread ? theme.ink : colourOf(group * 4 + (owner >> 5), owner & 31);
+        context.globalAlpha = owner === thread ? 1 : busy ? 0.75 : 0.35;
         context.fillRect(c * cell, r * tall, Math.max(1, cell - (cell > 4 ? 0.6 : 0)), Math.max(1, tall - 0.4));
       }
     context.globalAlpha = 1;
-    this.wgmma.head.replaceChildren(
-      element("b", "", "wgmma: the accumulators"),
-      `  64 × ${n} of warpgroup ${group}, by warp; black: thread ${t} of the group`,
-    );
   }
 
   drawFragments(launch, step, row, selected, width) {
