@@ -1,4 +1,5 @@
 """`numdiff kernels check`, which is how every kernel version goes through the emulator."""
+import dataclasses
 import hashlib
 import re
 
@@ -215,3 +216,28 @@ def test_a_number_is_the_version_of_that_name_and_no_other_case(name, number):
     assert runs[0] == runs[1] and {None} < {each for _, _, each in runs[0]} | {None} == {None, number}
     tiles = [case for case in checking.cases_named(["conv2d"]) if "tile (" in case.label and "float16" in case.label]
     assert tiles and all(checking.run._is_wanted(case, None, name) == (name == "hopper") for case in tiles)
+
+
+def run_version(*arguments):
+    return CliRunner().invoke(main, ["kernels", "run", *map(str, arguments)])
+
+
+def test_one_version_runs_and_is_filmed(tmp_path):
+    path = tmp_path / "film.html"
+    result = run_version("softmax", "warp-per-row", "--problem", "5×36", "--trace", path)
+    assert result.exit_code == 0, result.output
+    launch, verdict, written = result.output.splitlines()
+    assert launch == "softmax_forward_kernel_v2, grid (2, 1, 1), block (128, 1, 1)"
+    assert verdict.startswith("softmax (5×36) v2 warp-per-row: error ") and written.startswith(f"film in {path} (")
+    assert "softmax_forward_kernel_v2" in path.read_text(encoding="utf-8")
+    assert "use block-per-row, vectorised, warp-per-row or a number" in run_version("softmax", "nix").output
+    assert "--problem 7: softmax 1 has the problems 3×7; 5×36." in run_version("softmax", 1, "--problem", 7).output
+    assert "--trace film.svg: a film is written as .html." in run_version("softmax", 1, "--trace", "film.svg").output
+
+
+def test_a_faulty_version_is_filmed(tmp_path, monkeypatch):
+    case = next(case for case in checking.CASES if case.name == "softmax")
+    monkeypatch.setattr(checking.run, "CASES", [dataclasses.replace(case, tolerance=0.0)])
+    result = run_version("softmax", 1, "--trace", tmp_path / "film.html")
+    assert result.exit_code == 1 and "v1 block-per-row: FAILED  the result is wrong" in result.output
+    assert (tmp_path / "film.html").exists()

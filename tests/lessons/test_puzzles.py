@@ -226,3 +226,20 @@ def test_a_damaged_progress_file_counts_as_none(learn, tmp_path):
     (tmp_path / "cache" / "learn" / "progress.json").write_text('{"1": []}', encoding="utf-8")
     code, text = learn()
     assert code == 0 and "Next: numdiff learn 1" in text
+
+
+def test_a_film_of_the_learners_run(tmp_path):
+    path, page = tmp_path / "07_shared.py", tmp_path / "07_shared.html"
+
+    def film(text):
+        page.unlink(missing_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return CliRunner().invoke(main, ["learn", "7", "--film", "--folder", str(tmp_path)])
+
+    result = film(PUZZLES[7].solution)
+    assert result.exit_code == 0 and result.output.startswith("The result is right"), result.output
+    assert f"film in {page}: open it in a browser" in result.output and page.exists()
+    wrong = re.sub(r".*syncthreads.*\n", "", PUZZLES[7].solution)
+    assert "Put cuda.syncthreads() between the two" in film(wrong).output and page.exists()
+    result = film("this is no Python")
+    assert result.exit_code == 1 and "no valid Python" in result.output and not page.exists()
