@@ -3,6 +3,7 @@
 mkdocs runs this script before it builds (the plugin mkdocs-gen-files). SUMMARY.md is the navigation.
 """
 import ast
+import html
 import os
 import pathlib
 import re
@@ -294,6 +295,25 @@ def pictures():
             file.write((ROOT / "data" / name).read_bytes())
 
 
+def puzzle_pages():
+    """Puzzles 1 to 10 with an editor: assets/browser.js judges what is in it, by what browser.py has fetched."""
+    lines = []
+    for number in range(1, 11):
+        puzzle = catalogue.puzzles()[number]
+        hints = "".join(f"<li>{html.escape(hint)}</li>" for hint in getattr(puzzle.module, "HINTS", ()))
+        text = puzzle.docstring.partition("\n")[2].strip().replace("NumPy: ", "In NumPy: ")
+        page(f"learn/{puzzle.name}.md", "\n\n".join([
+            f"# {number}. {plain(puzzle.title)}", text,
+            f'<div class="puzzle" data-number="{number}" data-name="{puzzle.name}">\n'
+            f'<textarea spellcheck="false" rows="{puzzle.text.count(chr(10)) + 3}">{html.escape(puzzle.text)}'
+            '</textarea>\n<p><button class="md-button md-button--primary check">Check</button>\n'
+            '<button class="md-button again">Begin again</button></p>\n<output></output>\n'
+            f"<details><summary>Hints</summary><ul>{hints}</ul></details>\n</div>",
+            '<script type="module" src="../assets/browser.js"></script>']) + "\n")
+        lines.append(f"    * [{number}. {plain(puzzle.title)}](learn/{puzzle.name}.md)")
+    return lines
+
+
 def written(folder):
     return [f"    * [{title_of((ROOT / 'docs' / folder / name).read_text(encoding='utf-8').lstrip('# '))}]"
             f"({folder}/{name})" for name in ORDER[folder]]
@@ -310,8 +330,8 @@ def main():
     pictures()
     results()
     nav = ["* [numdiff](index.md)", "* Tutorials", *written("tutorials"), *notebook_pages(), "* How to",
-           *written("how-to"), "* Chapters", *chapter_pages(), "* Guides", *guides(), "* Kernels",
-           "    * [Measured figures](results.md)", *kernel_pages(), "* Reference", *reference(),
+           *written("how-to"), "* Chapters", *chapter_pages(), "* Puzzles in the browser", *puzzle_pages(), "* Guides",
+           *guides(), "* Kernels", "    * [Measured figures](results.md)", *kernel_pages(), "* Reference", *reference(),
            "* [Glossary](glossary.md)", "* [Lessons](lessons.md)", "* Logs", *logs()]
     page("SUMMARY.md", "\n".join(nav) + "\n")
 

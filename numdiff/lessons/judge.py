@@ -107,7 +107,7 @@ def _judge(module, path, seed):
 def time_limit(seconds, path):
     """Context that raises `TooLong` after this processor time, with the line of the file at `path` that runs then;
     without effect outside the main thread."""
-    if not hasattr(signal, "SIGPROF") or threading.current_thread() is not threading.main_thread():
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
