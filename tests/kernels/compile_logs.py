@@ -29,7 +29,7 @@ from tests.kernels.ptx_equal import normalised
 IN_REGISTERS = ("groupnorm.clusters.", "groupnorm.one_pass", "layernorm.", "rmsnorm.", "optimizer.muon.",
                 "transformer.adaln.", "transformer.gate_adaln.", "transformer.qk_norm_rope.", "transformer.swiglu.",
                 "numdiff.extras.post_hoc_ema.power_ema.")
-ORDERS = {"nn", "nt", "tn", "tt"}  # words of kernels' names, as `covering` reads them
+ORDERS = {"nn", "nt", "tn", "tt"}  # words of kernels' names, as `covering_variants` reads them
 # files whose kernels take most of the time: they are unrolled, or many
 LONG = ("attention.", "conv2d.implicit", "fuse.chain.", "groupnorm.", "layernorm.", "linear_group.",
         "numdiff.extras.im2win.", "numdiff.extras.tf32.", "numdiff.extras.sla.",
@@ -92,21 +92,25 @@ def widest_in_registers():
     return [name for names in texts.values() for name in names[-2:]]
 
 
-def covering(names):
+def covering_variants(names):
     """The kernel names that cover each pair of constants of a text.
 
     A kernel's name has its constants: tile, order, epilogue, type. If a text compiles, and keeps to its registers, with
     each pair of them, it is assumed to do so with three. The widest come first. The command has all.
     """
-    chosen = []
-    for variants in by_text(names):
-        pairs = {name: set(itertools.combinations(sorted(words_of(name)), 2)) for name in variants}
-        left = set().union(*pairs.values())
-        while left:
-            name = max(variants, key=lambda name: len(pairs[name] & left))
-            left -= pairs[name]
-            chosen.append(name)
-    return sorted(chosen)
+    return sorted(name for variants in by_text(names) for name in covering(
+        variants, lambda name: set(itertools.combinations(sorted(words_of(name)), 2))))
+
+
+def covering(items, parts_of):
+    """Items that together have all parts of the items, `parts_of`(item) being a set; the richest come first."""
+    parts = {item: parts_of(item) for item in items}
+    left, chosen = set().union(*parts.values()), []
+    while left:
+        item = max(items, key=lambda item: len(parts[item] & left))
+        left -= parts[item]
+        chosen.append(item)
+    return chosen
 
 
 def one_of_each_source():
@@ -152,15 +156,17 @@ def names_of_tests():
     return kept.said(lambda: {
         "one of each folder": one_of_each_folder([
             name for name in one_of_each_source() if name not in tensor_core_kernels() and not name.startswith(LONG)]),
-        "variants": covering(kernels()),
+        "variants": covering_variants(kernels()),
+        "every capability": widest(covering_variants(kernels())),
         "logs": [*widest(tensor_core_kernels()), *widest_in_registers()],
-        "left out": sorted(kernels().keys() - set(covering(kernels()))),
+        "later": [variants[0] for variants in by_text(tensor_core_kernels())],
+        "left out": sorted(kernels().keys() - set(covering_variants(kernels()))),
         "tf32": [name for name in tensor_core_kernels() if "_tf32_" in name],
     }, kept.whole_package(), pathlib.Path(__file__).read_text())
 
 
 def is_left_out(kernel):
-    """Whether `covering` leaves a kernel out."""
+    """Whether `covering_variants` leaves a kernel out."""
     return name_of(kernel) in names_of_tests()["left out"]
 
 
@@ -222,11 +228,12 @@ def ptxas_log(text, capability):
     return sum(map(int, re.findall(r"Used (\d+) registers", said))), wrong
 
 
-def compile_log(name):
-    """[(architecture, registers, what is wrong, "" for nothing)] of a kernel."""
+def compile_log(name, later=LATER):
+    """[(architecture, registers, what is wrong, "" for nothing)] of a kernel; what is for 8.0 is assembled for `later`,
+    too."""
     logs = []
     for capability, text in ptx_of(name).items():
-        for target in (capability, *(LATER if capability == (8, 0) else ())):
+        for target in (capability, *(later if capability == (8, 0) else ())):
             registers, wrong = assemble(text, target)
             wrong = [*wrong, *["uses float64"] * (".f64" in text)]
             logs.append((architecture(target), registers, "; ".join(wrong)))

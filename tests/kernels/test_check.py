@@ -1,6 +1,8 @@
 """`numdiff kernels check`, which is how every kernel version goes through the emulator."""
 import dataclasses
+import functools
 import hashlib
+import itertools
 import re
 
 import numpy as np
@@ -19,6 +21,7 @@ from numdiff.kernels.check.run import run_once
 from numdiff_cli.main import main
 from tests import kept
 from tests.conftest import exhaustive, exhaustively, where
+from tests.kernels.compile_logs import covering
 from tests.kernels.covered import is_covered
 
 
@@ -49,12 +52,29 @@ def repeats(case, version):
 
 def runs(case, version, order):
     """Whether a test is there for a case in this thread order."""
-    if case.only_compiled:
-        return False
-    if repeats(case, version):
-        return order == "reversed"  # another case has the text in two orders
-    once = case.once or "bfloat16" in case.label  # float16 has both orders
-    return order == "shuffled" or order == "forward" and not once
+    return checking.Outcome(case, version).name in names_by_order()[order]
+
+
+@functools.cache
+def names_by_order():
+    """{thread order: names of a case and a version}. Shuffled: all that do not repeat others. Forward: of these the
+    first of each version, with float16 and without. Reversed: those that repeat others, as many as hold each two words
+    of their labels; `numdiff kernels check` has all."""
+    run = {checking.Outcome(*pair).name: pair for pair in VERSIONS if not pair[0].only_compiled}
+    others = [name for name, pair in run.items() if repeats(*pair)]
+    shuffled = [name for name in run if name not in set(others)]
+    words = {name: pairs_of_words(*pair) for name, pair in run.items()}
+    reached = set().union(*(words[name] for name in shuffled))
+    forward = {(run[name][0].name, run[name][1], "float16" in name): name for name in reversed(shuffled)
+               if not (run[name][0].once or "bfloat16" in run[name][0].label)}  # float16 has both orders
+    return {"shuffled": set(shuffled), "forward": set(forward.values()),
+            "reversed": set(covering(others, lambda name: words[name] - reached))}
+
+
+def pairs_of_words(case, version):
+    """Each two of the words of a case's label, and each by itself."""
+    words = sorted(set(case.label.split(", ")))
+    return {(case.name, version, *pair) for pair in itertools.combinations_with_replacement(words, 2)}
 
 
 def bits_of(results):
