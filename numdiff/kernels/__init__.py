@@ -82,4 +82,5 @@ __all__ += extensions.entries("kernel_names")
 
 
 def __getattr__(name):
-    return extensions.attribute_of(__name__, "kernel_names", name)
+    globals()[name] = found = extensions.attribute_of(__name__, "kernel_names", name)
+    return found

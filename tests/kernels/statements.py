@@ -52,8 +52,8 @@ def probed(reached):
 
     def finish(tree):
         names = finished(tree)
-        if path and "/numdiff/kernels/" in path:
-            Probes("kernels/" + path.rpartition("/numdiff/kernels/")[2]).visit(tree)
+        if path and ("/numdiff/kernels/" in path or "/numdiff/extras/" in path):
+            Probes(path.rpartition("/numdiff/")[2]).visit(tree)
             ast.fix_missing_locations(tree)
         return names
 

@@ -160,7 +160,7 @@ def plant(monkeypatch, tmp_path, name, before, after):
     spec.loader.exec_module(copy)
     news = {id(value): getattr(copy, key) for key, value in vars(original).items()
             if isinstance(value, Variants) or hasattr(value, "py_func") and value.py_func.__module__ == name}
-    for module in [m for key, m in sys.modules.items() if key.startswith("numdiff.kernels.")]:
+    for module in [m for key, m in sys.modules.items() if key.startswith(("numdiff.kernels.", "numdiff.extras."))]:
         for key, value in list(vars(module).items()):
             if id(value) in news:
                 monkeypatch.setattr(module, key, news[id(value)])

@@ -4,7 +4,6 @@ import functools
 import importlib
 import inspect
 import pathlib
-import pkgutil
 import re
 
 import numpy as np
@@ -17,6 +16,7 @@ from numdiff.kernels import check as checking
 from numdiff.kernels import conv2d, elementwise, matmul
 from numdiff.kernels.check.run import dtype_of, run_once
 from numdiff.kernels.diffusion import sampler
+from numdiff.kernels.operation import kernel_modules
 from numdiff.kernels.versions import (
     FOR,
     NAMES,
@@ -29,8 +29,7 @@ from numdiff.kernels.versions import (
 )
 from tests.kernels.test_reading_order import statements, tree_of
 
-MODULES = [importlib.import_module(info.name) for info in pkgutil.walk_packages(
-    numdiff.kernels.__path__, "numdiff.kernels.") if ".check" not in info.name]
+MODULES = [module for module in kernel_modules() if module is not numdiff.kernels]
 LAUNCHERS = [f for module in MODULES for name, f in vars(module).items() if inspect.isfunction(f)
              and f.__module__ == module.__name__ and not name.startswith("_") and f.__name__ == name
              and getattr(inspect.signature(f).parameters.get("version"), "default", inspect.Parameter.empty) is None]

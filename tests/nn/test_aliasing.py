@@ -14,6 +14,8 @@ from numdiff.device.planned import CARDS, Planned
 from numdiff.diffusion import Diffusion
 from numdiff.distributed.buckets import Plan, Watch, parameters_of
 from numdiff.errors import NumdiffError
+from numdiff.extras.convnext import functional as convnext
+from numdiff.extras.sla import functional as sla
 from numdiff.kernels import Pair, side_stream
 from numdiff.kernels.versions import at_most
 from numdiff.nn import AdamW, DiT, Muon, UNet, aliasing, float8, functional
@@ -25,7 +27,8 @@ from numdiff.training.step import TrainingStep
 from tests.arenas import ArenaEmulator, segments
 from tests.conftest import exhaustive, exhaustively, needs, where
 
-LAUNCHING = [float8, *(m for m in vars(functional).values() if isinstance(m, types.ModuleType) and hasattr(m, "K"))]
+LAUNCHING = [float8, convnext, sla, *(m for m in vars(functional).values() if isinstance(m, types.ModuleType)
+                                      and hasattr(m, "K"))]
 LIGHTNING = {"norm": "rms", "qk_norm": True, "rope": True, "mlp": "swiglu", "mlp_ratio": 3.0, "shift": False}
 
 
@@ -114,8 +117,9 @@ class HostArena:
         """Within the context activations of this step alias its gradients."""
         step.aliasing, self.of_steps = Aliasing(step.model), self.arena
         step.aliasing.backend = self
-        laying = types.SimpleNamespace(**vars(K))
-        for name, function in vars(K).items():
+        everything = {**vars(K), **{name: getattr(K, name) for name in K.__all__}}  # with those of extensions
+        laying = types.SimpleNamespace(**everything)
+        for name, function in everything.items():
             if name.endswith("_forward"):
                 setattr(laying, name, self.laying(function))
         for module in LAUNCHING:

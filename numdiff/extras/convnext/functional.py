@@ -1,9 +1,9 @@
 """Depthwise convolution as a differentiable operation, also with the LayerNorm that follows."""
+from ... import kernels as K
 from ...nn.functional.arguments import checked
 from ...nn.functional.gradients import gradient_of, trains
 from ...nn.parameter import Parameter
 from ...nn.tensor import Tensor, record
-from . import depthwise as K
 
 
 @checked

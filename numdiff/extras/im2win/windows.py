@@ -20,7 +20,7 @@ SHAPES
 VERSIONS
     of the transform: v1 naive: one thread a number.
        v2 vectorised: one thread four channels, by 16-byte loads and stores.
-    of the convolution: v7 im2win, only where it is requested: `conv2d_forward(…, version="im2win")`. Its products are
+    of the convolution: number 7, only where it is requested: `conv2d_forward(…, version="im2win")`. Its products are
        implicit.py's without the bookkeeping: no tap, no test whether it is inside the image; a thread's next numbers
        are always STEP further on. It writes and reads kernel / stride times x where im2col has (kernel / stride)² times
        x. But implicit.py writes and reads nothing: it pays with a few integer instructions, every C / 8 steps, which

@@ -1,11 +1,11 @@
 """Sparse-linear attention as a differentiable operation."""
+from ... import kernels as K
 from ...nn.functional.arguments import checked
 from ...nn.functional.attentions import owning
 from ...nn.functional.gradients import gradient_of, trains
 from ...nn.parameter import Parameter
 from ...nn.recording import is_recording
 from ...nn.tensor import Tensor, record
-from . import kernels as K
 
 
 @checked

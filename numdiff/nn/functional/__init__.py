@@ -58,4 +58,5 @@ __all__ += extensions.entries("functional")
 
 
 def __getattr__(name):
-    return extensions.attribute_of(__name__, "functional", name)
+    globals()[name] = found = extensions.attribute_of(__name__, "functional", name)
+    return found

@@ -3,7 +3,7 @@
 SHAPES
     as in kernels/conv2d/direct.py; all float32, C and N multiples of 4
 VERSIONS
-    v4 tf32: of kernels/conv2d/launcher.py in float32, which runs where the device's switch `tf32` is on.
+    number 4 of kernels/conv2d/launcher.py in float32, which runs where the device's switch `tf32` is on.
 ACCURACY
     as ../matmul.py: about 3e-4 in the 2-norm; the tests hold it below 5e-4.
 DETERMINISM
