@@ -41,7 +41,7 @@ from .step import NumdiffStep, summary
 FIRST_ONLY = {**dict.fromkeys(CEILED, 1), "flash_attention": "unfused", "epilogue": "apart"}
 TILED = {**FIRST_ONLY, "matmul": "tiled", "linear_group": "tiled", "conv2d": "im2col",
          "column_sum": "tree", "sample_sum": "tree", "total_sum": "tree"}
-NORMS = ("adaln", "depthwise_layernorm", "gate_adaln", "groupnorm", "groupnorm_backward", "layernorm",
+NORMS = ("adaln", "gate_adaln", "groupnorm", "groupnorm_backward", "layernorm",
          "layernorm_backward", "qk_norm_rope", "rmsnorm")
 UNFUSED = {**dict.fromkeys(NORMS, 1), "adamw_update": "vectorised", "flash_attention": "unfused", "epilogue": "apart"}
 UNFLASHED = {"flash_attention": "unfused"}

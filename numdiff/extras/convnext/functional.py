@@ -28,8 +28,8 @@ def depthwise_conv2d(x: Tensor, weight: Parameter, bias: Parameter | None = None
 @checked
 def depthwise_layer_norm(x: Tensor, weight: Parameter, bias: Parameter, channel: Tensor, gain: Parameter,
                          offset: Parameter, eps: float = 1e-6) -> Tensor:
-    """`depthwise_conv2d`, then `layer_norm` with gain and offset (C,): one kernel, where that is faster. Backward
-    the sums for gain, offset, bias and channel come with the norm's own pass."""
+    """`depthwise_conv2d`, then `layer_norm` with gain and offset (C,). Backward the sums for gain, offset, bias and
+    channel come with the norm's own pass."""
     saved, wants_dx = x.data, x.slot is not None
     h, y, mean, rstd = K.depthwise_layernorm_forward(saved, weight.like(saved), bias.data, channel.data, gain.data,
                                                      offset.data, eps)

@@ -1,11 +1,10 @@
 """Depthwise convolution: every version against float64, and the reference against the definition."""
-import re
 
 import numpy as np
 import pytest
 
-from numdiff.device import download, empty, upload, zeros
-from numdiff.device.planned import CARDS, collect
+from numdiff.device import download
+from numdiff.device.planned import CARDS
 from numdiff.extras.convnext import depthwise as D
 from numdiff.extras.convnext.depthwise import launcher, mma
 from numdiff.kernels.versions import at_most
@@ -159,38 +158,6 @@ def test_the_choice(engine, monkeypatch):
         assert launcher._choose(single, weight, None, operation) == 2
         with at_most({"depthwise": "mma"}):
             assert launcher._choose(half, weight, None, operation) == 3
-
-
-def test_the_norm_is_in_the_same_kernel_where_that_is_faster():
-    """Not where the convolution is by TMA, nor where tiles are few; it can be requested."""
-    def launched(card, shape, **how):
-        def run(device):
-            half = [empty(s, np.float16, like=upload(np.zeros(1), device)) for s in (shape, (7, 7, shape[3]))]
-            single = [zeros(s, like=half[0]) for s in (shape[3:], (shape[0], shape[3]), shape[3:], shape[3:])]
-            D.depthwise_layernorm_forward(*half, *single, **how)
-        names = [re.match(r"\w+?_kernel(_v\d)?", key.name)[0] for key in collect(run, CARDS_BY_NAME[card])]
-        return " ".join(sorted(name for name in names if "norm" in name or "depthwise" in name))
-
-    fused, apart = "depthwise_layernorm_kernel", "depthwise_forward_kernel_v{} layernorm_forward_kernel_v2".format
-    for shape in ((32, 32, 32, 128), (64, 56, 56, 96)):
-        assert launched("NVIDIA H200", shape) == apart(4)
-        assert launched("NVIDIA H200", shape, version="fused") == fused
-    assert launched("NVIDIA H200", (32, 16, 16, 256)) == apart(3)
-    a100 = "NVIDIA A100-SXM4-80GB"
-    assert launched(a100, (32, 32, 32, 128)) == apart(3)
-    assert launched(a100, (64, 56, 56, 96)) == fused
-    assert launched(a100, (64, 56, 56, 96), version=1) == apart(3)
-    with at_most({"depthwise": "tiled"}):
-        assert launched(a100, (64, 56, 56, 96)) == apart(2)
-    with at_most({"depthwise_layernorm": "apart"}):
-        assert launched(a100, (64, 56, 56, 96)) == apart(3)
-
-
-@on("emulator")
-def test_the_fused_kernel_says_what_it_takes(engine):
-    x, vectors = engine(np.ones((1, 2, 3, 8))), [engine(np.ones(8)) for _ in range(4)]
-    with pytest.raises(ValueError, match=r"version 2 \(fused\) takes float16 and bfloat16, 7 × 7 .* use version=1"):
-        D.depthwise_layernorm_forward(x, engine(np.ones((7, 7, 8))), *vectors, version="fused")
 
 
 def test_wrong_arguments_say_so(engine):

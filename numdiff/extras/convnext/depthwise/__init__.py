@@ -7,7 +7,7 @@
     launcher.py        which of them runs
     hopper.py      v4  forward and dx by TMA, each pixel read once for all rows of taps;
     hopper_weight_gradient.py      likewise
-    layernorm.py       with the LayerNorm over the channels in one kernel: how a ConvNeXt block begins
+    layernorm.py       with the LayerNorm over the channels: how a ConvNeXt block begins
 
 READ NEXT
     reference.py
@@ -17,7 +17,6 @@ from .layernorm import (
     depthwise_layernorm_backward,
     depthwise_layernorm_forward,
     depthwise_layernorm_forward_cost,
-    depthwise_layernorm_version,
 )
 from .reference import (
     depthwise_forward_cost,
@@ -31,5 +30,5 @@ from .reference import (
 __all__ = ["depthwise_backward", "depthwise_forward", "depthwise_forward_cost", "depthwise_forward_reference",
            "depthwise_input_gradient", "depthwise_input_gradient_cost", "depthwise_input_gradient_reference",
            "depthwise_layernorm_backward", "depthwise_layernorm_forward", "depthwise_layernorm_forward_cost",
-           "depthwise_layernorm_version", "depthwise_weight_gradient", "depthwise_weight_gradient_cost",
+           "depthwise_weight_gradient", "depthwise_weight_gradient_cost",
            "depthwise_weight_gradient_reference"]
