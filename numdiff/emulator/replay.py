@@ -162,7 +162,13 @@ class Replay:
         self.steps[row].append((step, site, mask))
         for lane in group:
             self._advance(lane, step)
-        return True
+        while True:  # operations of the warp to which all its lanes have come: they continue in this step
+            met = [lane for lane in group if lane.token is not None and lane.text is None and lane.token.at == step]
+            if not met:
+                return True
+            for lane in met:
+                lane.token = None
+                self._advance(lane, step)
 
     def _advance(self, lane, step):
         """Take entries of a lane's log up to its next line, or to where it must wait."""

@@ -114,6 +114,20 @@ def test_device_functions_local_arrays_and_while_loops():
     assert [mask for _, line, mask in lines(found) if line == header] == [ALL, 3, 1]
 
 
+@cuda.jit
+def shuffles(x):
+    t = cuda.threadIdx.x
+    v = x[t]
+    v += cuda.shfl_down_sync(ALL, v, 16)
+    x[t] = v
+
+
+def test_a_warp_operation_takes_no_further_step():
+    found = replay(emulator.trace(shuffles, 1, 32, np.arange(32, dtype=float32)))
+    assert found.length == 4 and not found.waits
+    assert variables(found, "v")[1] == (2, list(range(32)), [2 * k + 16 if k < 16 else 2 * k for k in range(32)])
+
+
 @pytest.mark.parametrize("order", ["reversed", "shuffled"])
 def test_a_film_does_not_depend_on_the_order_of_threads(order):
     films = [replay(emulator.trace(branches, 1, 32, np.arange(32, dtype=float32), np.zeros(32, float32), order=each))

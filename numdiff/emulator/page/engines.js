@@ -155,11 +155,11 @@ class Engines {
         context.fillText(register, x + cell / 2 - 0.5, y + cell / 2);
       });
     context.fillStyle = theme.pale;
-    context.textAlign = "right";
+    context.textAlign = "left";
     context.font = "bold 12px system-ui, sans-serif";
-    context.fillText("A", k * cell, k * cell + 4);
-    context.fillText("B", k * cell + 8, cell);
-    context.fillText("D", k * cell + 13, k * cell + 7);
+    context.fillText("A", 2, k * cell + 7);
+    context.fillText("B", k * cell, cell);
+    context.fillText("D", k * cell + 14, k * cell + 8);
     context.textAlign = "center";
     context.font = `${Math.min(10, cell - 4)}px ui-monospace, monospace`;
     draw(b, 8, k * cell + 14, 2);

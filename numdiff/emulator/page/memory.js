@@ -43,7 +43,7 @@ class Memory {
     const {array, first, count, columns} = part,
       rows = Math.ceil(count / columns);
     const wide = Math.max(2, Math.min(46, Math.floor(width / columns))),
-      tall = Math.max(2, Math.min(wide > 30 ? 19 : wide, Math.floor((array.single ? 460 : 240) / rows), 19));
+      tall = Math.max(2, Math.min(wide > 30 ? 19 : wide, Math.floor((array.single && array.written.steps.length ? 460 : 220) / rows), 19));
     const key = [launch.kernel, wide, tall, theme.paper].join(),
       keep = part.key === key,
       gap = wide > 4 && tall > 4 ? 1 : 0;
