@@ -241,7 +241,7 @@ class Access(Races):
                             self._uninitialised(memory, at, site)
                             break
                     elif writer[0] is not stamp and (writer[2] is token or met) and not self._ordered(writer[0]):
-                        self._race(memory, at, writer[0], writer[1], site, "reads", "written", writer[3])
+                        self.race(memory, at, writer[0], writer[1], site, "reads", "written", writer[3])
                         break
             if memory.reads_of is token:
                 memory.reads.append((offset, size, step, stamp, site, token))

@@ -6,7 +6,7 @@ import numpy as np
 
 from . import values
 from .arrays import Record, checked_array, plain_array
-from .device_arrays import EmulatedArray
+from .device_arrays import EmulatedArray, on_device
 from .faults import LaunchRefused, Unsupported
 from .memory import GLOBAL, Memory
 from .signatures import is_hint
@@ -36,6 +36,7 @@ class Arguments:
             back.append((_Fields(value), data))
             array = self.argument(data, name, back)
             return array[()] if not self.checked else Record(array, array.offset)
+        value = on_device(value)
         refused = None if hasattr(value, "emulated_memory") else why_refused(value)
         if refused:
             raise LaunchRefused(f"{self.kernel}: argument {name} is {refused}; give it NumPy arrays, numbers, or "
@@ -53,7 +54,7 @@ class Arguments:
             names = getattr(value, "_fields", [name] * len(value))
             return getattr(type(value), "_make", tuple)([self.argument(v, n, back)
                                                          for v, n in zip(value, names, strict=True)])
-        elif hasattr(value, "copy_to_host") or hasattr(value, "__cuda_array_interface__"):
+        elif hasattr(value, "copy_to_host"):
             raise Unsupported(f"argument {name} is on a real GPU; give the emulator NumPy arrays or its own.")
         else:
             return values.scalar(value)

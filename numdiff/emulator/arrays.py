@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from .memory import LOCAL, Memory
 from .values import INTEGER_TYPES, dtype_of, scalar
 
 
@@ -74,6 +75,18 @@ class CheckedArray:
     @property
     def T(self):
         return array_of(self, self.offset, self.shape[::-1], self.dtype, self.strides[::-1])
+
+    def transpose(self, *axes):
+        axes = axes[0] if len(axes) == 1 and isinstance(axes[0], tuple) else axes or range(self.ndim)[::-1]
+        return array_of(self, self.offset, tuple(self.shape[k] for k in axes), self.dtype,
+                        tuple(self.strides[k] for k in axes))
+
+    def copy(self):
+        """A copy in memory that the thread allocates."""
+        memory = Memory(LOCAL, self.nbytes, self.name)
+        made = checked_array(self.machine, memory, 0, self.shape, self.dtype)
+        made[(slice(None),) * self.ndim] = self
+        return made
 
     def reshape(self, *shape):
         shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape

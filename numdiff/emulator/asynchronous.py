@@ -223,12 +223,12 @@ class Asynchronous:
             verb = "writes by the " + what if writes else "reads by the " + what
             for (stamp, other, past, atomic), at in writers.values():
                 if (past is token or everywhere) and not access._ordered(stamp):
-                    access._race(memory, at, stamp, other, site, verb, "written", atomic)
+                    access.race(memory, at, stamp, other, site, verb, "written", atomic)
                     break
             else:
                 for stamp, other, at in readers.values():
                     if not access._ordered(stamp):
-                        access._race(memory, at, stamp, other, site, verb, "read", False)
+                        access.race(memory, at, stamp, other, site, verb, "read", False)
                         break
         if not writes:
             for (stamp, other, _, _), at in writers.values():

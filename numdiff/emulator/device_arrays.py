@@ -1,19 +1,57 @@
 """Arrays in the emulated GPU's memory, as the host holds them."""
+import ctypes
+import weakref
+
 import numpy as np
 
 from .arrays import contiguous_strides
+from .faults import Unsupported
 from .memory import GLOBAL, Memory
+
+_LIVE = weakref.WeakSet()  # memories of arrays, one of which a `__cuda_array_interface__` may name by its address
+
+
+def from_interface(interface):
+    """The emulated array that a `__cuda_array_interface__` (version 3) describes; `Unsupported` if a GPU has it."""
+    if interface.get("mask") is not None:
+        raise NotImplementedError("Masked arrays are not supported")
+    address, shape, dtype = interface["data"][0], tuple(interface["shape"]), np.dtype(interface["typestr"])
+    if dtype.kind == "V" and interface.get("descr"):
+        dtype = np.dtype(interface["descr"])
+    if 0 in shape:
+        return EmulatedArray(shape, dtype)
+    memory = next((m for m in _LIVE if m.address <= address < m.address + m.size), None)
+    if memory is None:
+        raise Unsupported(f"an array at address {address:#x} is on a real GPU: give the emulator NumPy arrays or its own")
+    made = EmulatedArray.__new__(EmulatedArray)
+    made.shape, made.dtype, made.memory, made.offset = shape, dtype, memory, address - memory.address
+    made.strides = tuple(interface.get("strides") or contiguous_strides(shape, dtype.itemsize))
+    made.stream = interface.get("stream") or 0
+    return made
+
+
+def on_device(value):
+    """An emulated array for one of this GPU in another library's class; anything else as it is."""
+    if isinstance(value, (EmulatedArray, np.ndarray)) or hasattr(value, "emulated_memory"):
+        return value
+    interface = getattr(value, "__cuda_array_interface__", None)
+    return value if interface is None else from_interface(interface)
 
 
 class EmulatedArray:
     """An array in the emulated GPU's memory, with the methods of Numba's device arrays; uninitialised without
     `contents`."""
 
-    def __init__(self, shape, dtype=np.float64, contents=None, order="C"):
+    stream = 0  # on which it was made
+
+    def __init__(self, shape, dtype=np.float64, contents=None, order="C", stream=0):
+        if stream:
+            self.stream = stream
         self.shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
         self.dtype = np.dtype(dtype)
         self.memory = Memory(GLOBAL, self.nbytes)
         self.memory.address = self.memory.bytes.ctypes.data
+        _LIVE.add(self.memory)
         strides = contiguous_strides(self.shape[::-1] if order == "F" else self.shape, self.dtype.itemsize)
         self.offset, self.strides = 0, strides[::-1] if order == "F" else strides
         if contents is not None:
@@ -61,7 +99,18 @@ class EmulatedArray:
     @property
     def __cuda_array_interface__(self):
         return {"shape": self.shape, "strides": None if self.is_c_contiguous() else self.strides, "version": 3,
-                "typestr": self.dtype.str, "data": (self.memory.address + self.offset, False), "stream": None}
+                "typestr": self.dtype.str, "descr": self.dtype.descr, "stream": getattr(self.stream, "handle", None),
+                "data": (self.memory.address + self.offset if self.size else 0, False)}
+
+    @property
+    def device_ctypes_pointer(self):
+        return ctypes.c_void_p(self.memory.address + self.offset)
+
+    @property
+    def _numba_type_(self):
+        """Numba's type of the array, for its dispatcher."""
+        from .signatures import type_of
+        return type_of(self)
 
     @property
     def T(self):
@@ -95,6 +144,8 @@ class EmulatedArray:
 
     def copy_to_host(self, ary=None, stream=0):
         """The contents as a NumPy array, or into `ary`."""
+        if any(stride < 0 for stride in self.strides):
+            raise NotImplementedError(f"D->H copy not implemented for negative strides: {self.strides}")
         if ary is None:
             return self.on_host().copy(order="A")
         self._refuse_other(ary)

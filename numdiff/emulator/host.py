@@ -7,7 +7,7 @@ imported, and never imported from here. Where it is not installed, stand_in.py t
 import contextlib
 import functools
 import importlib.util
-import math
+import itertools
 import sys
 import weakref
 from typing import NamedTuple
@@ -16,10 +16,11 @@ import numpy as np
 
 from . import stand_in
 from .arguments import why_refused
-from .device_arrays import EmulatedArray
+from .compiled import max_cooperative_blocks, patch_compiler, patch_context
+from .device_arrays import EmulatedArray, from_interface, on_device
 from .faults import LaunchRefused, Unsupported
 from .film import WARPS, Film
-from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator, in_three
+from .launch import MAX_BLOCK, MAX_GRID, MAX_THREADS, Emulator
 from .memory_spaces import STATIC_SHARED
 from .namespace import Namespace
 from .signatures import signatures_of, type_of
@@ -77,7 +78,7 @@ class EmulatedKernel:
     def overloads(self):
         """{types of the arguments: what is known of the kernel that Numba would have compiled for them}"""
         known = Namespace("a kernel's overload", {
-            "max_cooperative_grid_blocks": lambda blockdim, dynsmemsize=0: 2 * 2048 // math.prod(in_three(blockdim))})
+            "max_cooperative_grid_blocks": lambda *sizes, **named: max_cooperative_blocks(self, *sizes, **named)})
         return {tuple(types): known for types, _ in self.signatures_given}
 
     def forall(self, count, tpb=128, stream=0, sharedmem=0):
@@ -96,12 +97,57 @@ class EmulatedKernel:
 class _Stream:
     """Work on a stream is done at once."""
 
+    external = False
+    _handles = itertools.count(0x1000)
+
+    def __init__(self, handle=None):
+        self.external = handle is not None
+        self.handle = next(self._handles) if handle is None else handle
+
+    def __int__(self):
+        return self.handle
+
     def synchronize(self):
         pass
+
+    def add_callback(self, callback, arg=None):
+        callback(self, 0, arg)
+
+    async def async_done(self):
+        return self
 
     @contextlib.contextmanager
     def auto_synchronize(self):
         yield self
+
+
+class _Gpus(list):
+    """`cuda.gpus`"""
+
+    @property
+    def current(self):
+        return self[0]
+
+    lst = property(lambda self: self)
+
+
+class MappedArray(np.ndarray):
+    """An array of `cuda.mapped_array`, `cuda.managed_array` or `cuda.pinned_array`: the host's, which kernels use in
+    place."""
+
+    stream = 0
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": self.shape, "strides": None if self.flags.c_contiguous else self.strides, "version": 3,
+                "typestr": self.dtype.str, "data": (self.ctypes.data, False),
+                "stream": getattr(self.stream, "handle", None)}
+
+    def copy_to_host(self, ary=None, stream=0):
+        if ary is None:
+            return np.array(self, subok=False)
+        ary[...] = self
+        return ary
 
 
 class _Event:
@@ -150,7 +196,7 @@ def _emulated_gpu(machine):
 
 
 # Functions of numba.cuda for the host that need a GPU and have no counterpart here.
-_NEED_A_GPU = ("external_stream", "from_cuda_array_interface", "open_ipc_array", "set_memory_manager")
+_NEED_A_GPU = ("open_ipc_array", "set_memory_manager")
 MEMORY = 80 << 30  # bytes that the emulated GPU says it has
 
 
@@ -189,20 +235,22 @@ def _replacements(machine, module):
         refused = why_refused(obj)
         if refused:
             raise LaunchRefused(f"cuda.to_device takes arrays of numbers or records: this is {refused}.")
-        return EmulatedArray(obj.shape, obj.dtype, obj, "F" if obj.flags.fnc else "C")
+        return EmulatedArray(obj.shape, obj.dtype, obj, "F" if obj.flags.fnc else "C", stream)
 
     def device_array(shape, dtype=np.float64, strides=None, order="C", stream=0):
-        return EmulatedArray(shape, dtype, None, order)
+        return EmulatedArray(shape, dtype, None, order, stream)
 
     def device_array_like(ary, stream=0):
         flags = ary.flags if isinstance(ary, np.ndarray) else ary.on_host().flags
         return EmulatedArray(ary.shape, ary.dtype, None, "F" if flags.fnc else "C")
 
     def host_array_like(ary):
-        return np.empty(ary.shape, ary.dtype, "F" if device_array_like(ary).flags.fnc else "C")
+        return host_array(ary.shape, ary.dtype, order="F" if device_array_like(ary).flags.fnc else "C")
 
-    def host_array(shape, dtype=np.float64, strides=None, order="C", **options):
-        return np.empty(shape, dtype, order)
+    def host_array(shape, dtype=np.float64, strides=None, order="C", stream=0, **options):
+        made = np.empty(shape, dtype, order).view(MappedArray)
+        made.stream = stream
+        return made
 
     def missing(name):
         def refuse(*arguments, **named):
@@ -210,9 +258,17 @@ def _replacements(machine, module):
         return refuse
 
     def as_cuda_array(obj, sync=True):
-        if not isinstance(obj, EmulatedArray):
-            raise Unsupported("the emulator's as_cuda_array takes the emulator's own arrays only")
-        return obj
+        if not hasattr(obj, "__cuda_array_interface__"):
+            raise TypeError("*obj* doesn't implement the cuda array interface.")
+        made = on_device(obj)
+        return imported(made) if made is not obj else obj
+
+    def from_cuda_array_interface(desc, owner=None, sync=True):
+        return imported(from_interface(desc))
+
+    def imported(array):
+        array.stream = _Stream(array.stream) if array.stream else 0
+        return array
 
     @contextlib.contextmanager
     def nothing(*arrays, stream=0):
@@ -222,11 +278,12 @@ def _replacements(machine, module):
             "reduce": lambda function: Reduce(machine, function), "Reduce": lambda function: Reduce(machine, function),
             "event_elapsed_time": lambda start, end: start.elapsed_time(end), "vectorize": vectorize(machine, mlir),
             "guvectorize": guvectorize(machine, mlir), "as_cuda_array": as_cuda_array,
+            "from_cuda_array_interface": from_cuda_array_interface, "external_stream": _Stream,
             "is_cuda_array": lambda obj: hasattr(obj, "__cuda_array_interface__"),
             "current_context": lambda device=None: _Context(machine), "list_devices": lambda: [_emulated_gpu(machine)],
             "detect": lambda: print("Found 1 emulated GPU") or True, "profile_start": lambda: None,
             "profile_stop": lambda: None, "profiling": nothing, "get_current_device": lambda: _emulated_gpu(machine),
-            "gpus": [_emulated_gpu(machine)], "close": lambda: None,
+            "gpus": _Gpus([_emulated_gpu(machine)]), "close": lambda: None,
             "mapped_array_like": host_array_like, "per_thread_default_stream": _Stream,
             "legacy_default_stream": _Stream, "jit": emulated_jit, "to_device": to_device, "device_array": device_array,
             "device_array_like": device_array_like,
@@ -305,7 +362,7 @@ def is_simulator(cuda):
 
 @contextlib.contextmanager
 def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", float64=None, break_at=None,
-           recorder=None, trace=False, patience=5.0):
+           recorder=None, trace=False, patience=5.0, compile=False):
     """An emulated GPU, as a context; inside, Numba's own `kernel[grid, block](...)` runs on it too.
 
     cc: compute capability (limits of shared memory); checks: True, False, or names (`numdiff.emulator.CHECKS`)
@@ -315,6 +372,8 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
     break_at: (block, thread), two triples: where `breakpoint()` in a kernel stops; None: at the first thread
     recorder: see counts.py; trace: True or a `Film`, to record a film of the launches, the machine's `film`
     patience: seconds after which a loop that waits is called endless
+    compile: whether numba-cuda, which needs no GPU for it, first compiles each kernel for its arguments. It then raises
+        its own errors for what it does not compile, and `overloads` and `inspect_asm()` give its results
     """
     film = Film() if trace is True else trace or None
     machine = Emulator(cc, checks, order, seed, on_fault, float64, patience, recorder, film)
@@ -325,14 +384,16 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
     undo = []
 
     def patch(owner, name, value):
-        undo.append((owner, name, owner.__dict__.get(name, _NOTHING)))
+        undo.append((owner, name, vars(owner).get(name, _NOTHING)))
         setattr(owner, name, value)
 
     def patch_all(module):
         if is_simulator(module):
             raise Unsupported(SIMULATOR)
+        if compile and module.__name__ == MLIR:
+            raise Unsupported("compile=True needs numba-cuda: numba-cuda-mlir compiles for a GPU of the machine only.")
         news = [(module, name, value) for name, value in _replacements(machine, module).items()
-                if name in module.__dict__]
+                if name in module.__dict__ and not (compile and name == "jit")]
         if module.__name__ != MLIR:
             numba = sys.modules["numba"]
             news += [(numba, name, _for_other_targets(numba, name, here)) for name, here in (
@@ -344,7 +405,11 @@ def device(cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", fl
             patch(owner, name, value)
         where, what = DISPATCHERS[module.__name__]
         dispatcher = getattr(sys.modules.get(where), what, None)
-        if dispatcher is not None:
+        if module.__name__ != MLIR:
+            patch_context(module, _Context(machine), patch)
+        if compile:
+            patch_compiler(machine, module, patch)
+        elif dispatcher is not None:
             patch(dispatcher, "__getitem__", lambda kernel, configuration: configured(machine, kernel, configuration))
             patch(dispatcher, "specialize", lambda kernel, *arguments: kernel)
             patch(dispatcher, "configure",

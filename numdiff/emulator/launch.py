@@ -103,6 +103,7 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
         self.access = Access(self)
         self.asynchronous = Asynchronous(self)
         self._functions, self._constants, self._memories, self._hosts, self._arguments = {}, {}, {}, {}, []
+        self._captured = {}  # id of a device array that kernels find outside of themselves -> (the array, a kernel's)
         self.resolver = Resolver(self)
         self.helpers = self._helpers()
 
@@ -132,6 +133,8 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
                                            back))
         function = self.function(kernel, tuple(map(magnitude_of, arguments)))
         self.entry = function.__code__
+        for _, made in self._captured.values():
+            self._memories[id(made.memory)] = made.memory
         self.float64_is_meant = self.float64 if self.float64 is not None else any(
             not isinstance(a, np.generic) and has_float64(getattr(a, "dtype", None))
             for a in values.leaves(arguments)) or "float64" not in self.checks

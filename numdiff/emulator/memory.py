@@ -17,7 +17,7 @@ class Memory:
     """A range of bytes. `address` is its address in its space; `valid[i]` says whether byte i was ever written."""
 
     __slots__ = ("space", "name", "bytes", "size", "address", "valid", "writer", "reader", "views", "busy", "barriers",
-                 "layouts", "shadowed", "met", "released", "reads", "reads_of", "written_in", "mixed")
+                 "layouts", "shadowed", "met", "released", "reads", "reads_of", "written_in", "mixed", "__weakref__")
 
     def __init__(self, space, size, name="", address=0, data=None, valid=False):
         self.space, self.name, self.size, self.address = space, name, size, address

@@ -149,6 +149,15 @@ class MemorySpaces:
             self.film.array(made)
         return made
 
+    def captured_array(self, name, array):
+        """An array on the device that a kernel finds outside of itself."""
+        if id(array) not in self._captured:
+            made = self.argument(array, name, [])
+            if not self.checked:
+                return made
+            self._captured[id(array)] = array, made
+        return self._captured[id(array)][1]
+
     def constant_array(self, name, array):
         """A NumPy array that a kernel takes from its module, frozen as Numba freezes it."""
         if not isinstance(array, np.ndarray):

@@ -101,6 +101,8 @@ class Resolver:
             return type(value)(*members) if hasattr(value, "_fields") else tuple(members)
         if isinstance(value, np.ndarray):
             return self.machine.constant_array(name, value)
+        if hasattr(value, "__cuda_array_interface__"):  # read and written where it is, as Numba keeps its address
+            return self.machine.captured_array(name, value)
         if value is cuda_range:
             return value
         if isinstance(value, type):
@@ -147,7 +149,9 @@ class Resolver:
         if name in ("numba.cuda.types", "numba.types", "numba.core.types"):
             return self.types
         if name == "numba":
-            return Namespace("numba", {**self.types.__dict__, "cuda": self.cuda, "types": self.types})
+            return Namespace("numba", {**self.types.__dict__, "cuda": self.cuda, "types": self.types,
+                                       "literal_unroll": self.cuda.literal_unroll, "from_dtype": np.dtype,
+                                       "prange": range})
         if name == "numba.cuda.cg":
             return self.cuda.cg
         if name == "operator":

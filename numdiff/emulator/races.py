@@ -19,8 +19,12 @@ class Races:
 
     def _ordered(self, stamp):
         """Whether what `stamp` did comes before what the current thread does now."""
+        return self.ordered_for(self.machine.thread, stamp)
+
+    @staticmethod
+    def ordered_for(thread, stamp):
+        """Whether what `stamp` did comes before what a thread does now."""
         other, clock = stamp
-        thread = self.machine.thread
         if other.block is thread.block:
             return other is thread or thread.seen[other.tid] >= clock
         acquired = thread.block.state.get("acquired")
@@ -94,6 +98,18 @@ class Races:
             unordered = elsewhere[:1] + [k for k in unordered if log[k][0].block in blocks]
         return [entry for k in unordered for entry in log[k:k + 2]]
 
+    def recent_writers(self, memory, offset, size, step):
+        """[(memory, offset, entry of `writer`)] of the elements of a range that were written since the last barrier of
+        the block, one for each of their writers."""
+        if not (self.races and memory.shadowed) or memory.written_in is not self.machine.token:
+            return ()
+        found = {}
+        for at in range(offset, offset + size, step):
+            writer = memory.writer.get(at)
+            if writer is not None and writer[2] is self.machine.token:
+                found.setdefault(writer[0], (memory, at, writer))
+        return list(found.values())
+
     def _read_race(self, memory, offset, writer, site):
         if self._ordered(writer[0]):
             return
@@ -102,7 +118,7 @@ class Races:
             self.acquire({by.block: by.state.get("fence"), **{block: r[1] for block, r in
                                                               memory.released.get(offset, {}).items()}})
             return
-        self._race(memory, offset, writer[0], writer[1], site, "reads", "written", writer[3])
+        self.race(memory, offset, writer[0], writer[1], site, "reads", "written", writer[3])
 
     # writes -----------------------------------------------------------------------------------------------------------
 
@@ -122,14 +138,14 @@ class Races:
         if writer is not None and writer[0] is not stamp and (writer[2] is token or memory.met) and \
                 not (atomic and writer[3]) and not self._ordered(writer[0]) and not (
                     writer[1] == site and not self.equal and _same(a, offset, value)):
-            self._race(memory, offset, writer[0], writer[1], site, "writes", "written", writer[3])
+            self.race(memory, offset, writer[0], writer[1], site, "writes", "written", writer[3])
         if log is not None:
             if log[0] is token or memory.met:
                 for k in range(1, len(log), 2):
                     if log[k] is not stamp and not self._ordered(log[k]):
                         if log[k + 1] in self.machine.spin_sites and log[k][0].block is not stamp[0].block:
                             continue
-                        self._race(memory, offset, log[k], log[k + 1], site, "writes", "read", False)
+                        self.race(memory, offset, log[k], log[k + 1], site, "writes", "read", False)
                         break
             memory.reader[offset] = None
         if atomic and writer is not None and not writer[3] and writer[0][0] is stamp[0] and writer[2] is token:
@@ -168,15 +184,16 @@ class Races:
 
     # reports ----------------------------------------------------------------------------------------------------------
 
-    def _race(self, memory, offset, stamp, other_site, site, doing, done, atomic):
+    def race(self, memory, offset, stamp, other_site, site, doing, done, atomic, thread=None):
+        """Report the current thread's access, or another thread's, and the earlier one that nothing orders before it."""
         machine, by = self.machine, stamp[0]
-        thread = machine.thread
+        thread = thread or machine.thread
         same_block = by.block is thread.block
         between = "with no barrier between" if same_block else "and nothing orders the blocks" \
             if memory.space is GLOBAL else "with no cluster_sync() between"
         new = machine.report("race", f"{doing} {self.say(memory, offset)}, which thread {by.index} of "
                                      f"{'the same block' if same_block else f'block {by.block.index}'} has {done} "
-                                     f"{between}", site,
+                                     f"{between}", site, thread,
                              others=[(f"{done} at", machine.place(other_site, by))])
         if new and machine.film is not None:
             machine.film.race(memory, offset, by, other_site)

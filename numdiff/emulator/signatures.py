@@ -131,10 +131,13 @@ def explicit_signatures(kernel):
 def convert_arguments(kernel, arguments):
     """The arguments of a launch in the types of the signature that fits best: Numba casts numbers, and refuses other
     arrays."""
-    known = [types for types, _ in explicit_signatures(kernel)]
+    compiled = getattr(kernel, "compiled_for", None)  # Numba itself has chosen
+    known = [compiled] if compiled is not None else [types for types, _ in explicit_signatures(kernel)]
     if not known:
         return arguments
     arguments = [a.value if is_hint(a) else a for a in arguments]
+    if compiled is not None:
+        return [converted(_signed_as(a, t), t) for a, t in zip(arguments, compiled, strict=True)]
     if len(known) == 1 and len(known[0]) == len(arguments):  # Numba looks at no types then: bits are taken as they are
         arguments = list(map(_signed_as, arguments, known[0]))
     types = best(known, arguments, ambiguous=False)

@@ -4,13 +4,14 @@ import re
 
 import numpy as np
 
-from .device_arrays import EmulatedArray
+from .device_arrays import EmulatedArray, on_device
 from .faults import LaunchRefused
 from .signatures import best, converted, signatures_of
 from .values import dtype_of, scalar
 
 
 def _on_host(value):
+    value = on_device(value)
     return value.on_host() if isinstance(value, EmulatedArray) else np.asarray(value)
 
 
@@ -40,11 +41,12 @@ class Vectorized:
         dtype = dtype_of(str(result)) if result is not None else np.result_type(*values)
         made = np.array(values, dtype).reshape(arrays[0].shape)
         if out is not None:
+            out = on_device(out)
             _on_host(out)[...] = made
             if isinstance(out, EmulatedArray):
                 out.mark_written()
             return out
-        if any(isinstance(a, EmulatedArray) for a in arguments):
+        if any(isinstance(on_device(a), EmulatedArray) for a in arguments):
             return EmulatedArray(made.shape, made.dtype, made)
         return made if made.shape else made[()]
 
@@ -89,6 +91,7 @@ class GeneralVectorized:
             results = [np.zeros((*loop, *(sizes[n] for n in core)),
                                 dtype_of(str(kind.dtype)) if kind is not None else given[0].dtype)
                        for core, kind in itertools.zip_longest(self._outputs, types[len(given):])]
+        results = list(map(on_device, results))
         written = list(map(_on_host, results))
         for at in np.ndindex(*loop):
             parts = [np.broadcast_to(a, (*loop, *a.shape[a.ndim - len(c):]))[at]
@@ -100,7 +103,8 @@ class GeneralVectorized:
         for k, result in enumerate(results):
             if isinstance(result, EmulatedArray):
                 result.mark_written()
-            elif len(arguments) == count[0] and out is None and any(isinstance(a, EmulatedArray) for a in arguments):
+            elif len(arguments) == count[0] and out is None and any(
+                    isinstance(on_device(a), EmulatedArray) for a in arguments):
                 results[k] = EmulatedArray(result.shape, result.dtype, result)
         return results[0] if len(results) == 1 else tuple(results)
 

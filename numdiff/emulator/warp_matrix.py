@@ -48,26 +48,47 @@ def load_matrices(machine, address, count, transposed, frame):
     Lane l gives the address of row l % 8 of matrix l // 8, and reads it; addresses of further lanes are not used.
     """
     name, frame = f"ldmatrix.x{count}{'.trans' if transposed else ''}", machine.kernel_frame(frame)
-    row = None
+    row, written = None, ()
     if machine.thread.lane < 8 * count:
         row = NOTHING
         found = shared_range(machine, address, ROW, frame, "loads")
         if found is not None:
             memory, offset = found
-            data = machine.access.read_bytes(memory, offset, ROW, machine.site_of(frame), 2) if machine.checked \
-                else memory.bytes[offset:offset + ROW]
+            if machine.checked:
+                data = machine.access.read_bytes(memory, offset, ROW, machine.site_of(frame), 2)
+                written = machine.access.recent_writers(memory, offset, ROW, 2)
+            else:
+                data = memory.bytes[offset:offset + ROW]
             row = data.tobytes()
 
     def combine(rows, threads):
         _check_lanes(machine, name, threads, frame)
-        data = b"".join([rows.get(lane) or NOTHING for lane in range(8 * count)])
+        for lane, (_, stores) in rows.items():
+            if stores:
+                _check_order(machine, name, stores, lane % 8, transposed, threads, frame)
+        data = b"".join([rows[lane][0] or NOTHING if lane in rows else NOTHING for lane in range(8 * count)])
         halves = np.frombuffer(data, np.uint16).reshape(count, 64)[:, HALVES[transposed]]
         words = np.ascontiguousarray(halves).view(np.uint32)[..., 0].T.tolist()
         if count == 1:
             return {lane: UInt32(words[lane][0]) for lane in threads}
         return {lane: tuple(map(UInt32, words[lane])) for lane in threads}
 
-    return machine.scheduler.gather(name, FULL_MASK, row, combine, frame)
+    return machine.scheduler.gather(name, FULL_MASK, (row, written), combine, frame)
+
+
+def _check_order(machine, name, stores, row, transposed, threads, frame):
+    """A row is read for the lanes that receive it: its stores must be ordered before each of them, too.
+
+    stores: [(memory, offset, entry of `Memory.writer`)]; row: its number in its matrix
+    """
+    receivers = range(row // 2, LANES, 4) if transposed else range(4 * row, 4 * row + 4)
+    for memory, offset, (stamp, site, _, atomic) in stores:
+        for lane in receivers:
+            thread = threads.get(lane)
+            if thread is not None and not machine.access.ordered_for(thread, stamp):
+                machine.access.race(memory, offset, stamp, site, machine.site_of(frame), f"{name} gives lane {lane}",
+                                    "written", atomic, thread)
+                return
 
 
 # mma ------------------------------------------------------------------------------------------------------------------

@@ -342,7 +342,7 @@ def _comes_after(machine, thread, operation):
         if writers and key not in operation.checked:
             for stamp, site, past, at in writers:
                 if past is machine.token and machine.access.races and not machine.access._ordered(stamp):
-                    machine.access._race(memory, at, stamp, site, operation.site, "reads by the wgmma", "written",
+                    machine.access.race(memory, at, stamp, site, operation.site, "reads by the wgmma", "written",
                                          False)
                     return
     operation.checked[key] = thread.seen
