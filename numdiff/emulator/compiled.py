@@ -1,9 +1,9 @@
 """Kernels that Numba compiles before the emulator runs them: `device(compile=True)`.
 
-Numba's own `cuda.jit` and dispatcher stay in place, up to the launch: types, signatures and their errors, `overloads`,
-`inspect_llvm()` and `inspect_asm()` are those that a program finds on a machine with a GPU. Numba's compiler needs none;
-it writes PTX for the emulated compute capability. Only what the driver would do is replaced: the device and its context,
-the loading of a kernel, and its launch.
+Numba's own `cuda.jit` and dispatcher stay in place, up to the launch: types, signatures and their errors,
+`overloads`, `inspect_llvm()` and `inspect_asm()` are those that a program finds on a machine with a GPU. Numba's
+compiler needs none; it writes PTX for the emulated compute capability. Only what the driver would do is replaced: the
+device and its context, the loading of a kernel, and its launch.
 """
 import sys
 

@@ -22,7 +22,8 @@ def from_interface(interface):
         return EmulatedArray(shape, dtype)
     memory = next((m for m in _LIVE if m.address <= address < m.address + m.size), None)
     if memory is None:
-        raise Unsupported(f"an array at address {address:#x} is on a real GPU: give the emulator NumPy arrays or its own")
+        raise Unsupported(f"an array at address {address:#x} is on a real GPU: give the emulator NumPy arrays or its "
+                          "own")
     made = EmulatedArray.__new__(EmulatedArray)
     made.shape, made.dtype, made.memory, made.offset = shape, dtype, memory, address - memory.address
     made.strides = tuple(interface.get("strides") or contiguous_strides(shape, dtype.itemsize))

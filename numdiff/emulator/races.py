@@ -185,7 +185,7 @@ class Races:
     # reports ----------------------------------------------------------------------------------------------------------
 
     def race(self, memory, offset, stamp, other_site, site, doing, done, atomic, thread=None):
-        """Report the current thread's access, or another thread's, and the earlier one that nothing orders before it."""
+        """Report an access of the current thread, or of another, and the earlier one that nothing orders before it."""
         machine, by = self.machine, stamp[0]
         thread = thread or machine.thread
         same_block = by.block is thread.block

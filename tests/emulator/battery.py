@@ -1,11 +1,12 @@
 """A battery of small kernels over all of Numba's CUDA Python, one a row: what Numba compiles must run rightly.
 
-A row has a name, the lines of a kernel, what its array `o` must hold in the end, and its arrays. `i` is the thread's number
-in a grid of one dimension; a block has a thread for each element of `o` unless the row says otherwise. test_battery.py
-runs all rows in the emulator, and in the exhaustive part compiles each to PTX with Numba.
+A row has a name, the lines of a kernel, what its array `o` must hold in the end, and its arrays. `i` is the thread's
+number in a grid of one dimension; a block has a thread for each element of `o` unless the row says otherwise.
+test_battery.py runs all rows in the emulator, and in the exhaustive part compiles each to PTX with Numba.
 
-The families are functions that give rows: mathematics, atomics, warps, language, arrays, memory, half precision, libdevice,
-random numbers, vector types. LIMITS names rows that Numba compiles and the emulator does not run, with the reason.
+The families are functions that give rows: mathematics, atomics, warps, language, arrays, memory, half precision,
+libdevice, random numbers, vector types. LIMITS names rows that Numba compiles and the emulator does not run, with the
+reason.
 """
 import enum
 import functools
@@ -183,12 +184,14 @@ def mathematics():
     one = {"acos": unit, "asin": unit, "atan": wide, "atanh": unit, "acosh": positive + 1, "asinh": wide, "ceil": wide,
            "cos": wide, "cosh": unit, "degrees": wide, "erf": unit, "erfc": unit, "exp": unit, "expm1": unit,
            "fabs": wide, "floor": wide, "gamma": positive[:5], "lgamma": positive, "log": positive, "log10": positive,
-           "log1p": positive, "log2": positive, "radians": wide, "sin": wide, "sinh": unit, "sqrt": positive, "tan": unit,
+           "log1p": positive, "log2": positive, "radians": wide, "sin": wide, "sinh": unit, "sqrt": positive,
+           "tan": unit,
            "tanh": wide, "trunc": wide}
     for name, values in one.items():
         function = np.vectorize(getattr(math, name))
         for kind, close in ((F4, 3e-6), (F8, 1e-13)):
-            yield row(f"math.{name} {kind.__name__}", f"o[i] = math.{name}(x[i])", lambda x, f=function: f(x.astype(F8)),
+            yield row(f"math.{name} {kind.__name__}", f"o[i] = math.{name}(x[i])", lambda x,
+                      f=function: f(x.astype(F8)),
                       np.zeros(len(values), kind), close, x=values.astype(kind))
     for name in ("sqrt", "exp", "sin", "log"):
         yield row(f"math.{name} int32", f"o[i] = math.{name}(x[i])", lambda x, n=name: getattr(np, n)(x.astype(F8)),
@@ -212,8 +215,10 @@ def mathematics():
     for name in ("pi", "e", "tau", "inf"):
         yield row(f"math.{name}", f"o[i] = math.{name}", getattr(math, name), np.zeros(1))
     yield row("math.nan", "o[i] = math.isnan(math.nan)", True, np.zeros(1, B1))
-    for name in ("sin", "cos", "exp", "log", "sqrt", "tanh", "arctan", "floor", "ceil", "square", "negative", "absolute",
-                 "sign", "log2", "log10", "exp2", "rint", "deg2rad", "rad2deg", "arcsin", "reciprocal", "log1p", "expm1"):
+    for name in ("sin", "cos", "exp", "log", "sqrt", "tanh", "arctan", "floor", "ceil", "square", "negative",
+                 "absolute",
+                 "sign", "log2", "log10", "exp2", "rint", "deg2rad", "rad2deg", "arcsin", "reciprocal", "log1p",
+                 "expm1"):
         for kind, close in ((F4, 3e-6), (F8, 1e-13)):
             values = positive if name in ("log", "sqrt", "log2", "log10") else unit if name == "arcsin" else wide / 4
             yield row(f"np.{name} {kind.__name__}", f"o[i] = np.{name}(x[i])",
@@ -227,7 +232,8 @@ def mathematics():
                        ("z + 1", z + 1), ("complex(z.imag, z.real)", z.imag + 1j * z.real), ("abs(z)", np.abs(z)),
                        ("z == 3j", z == 3j), ("z ** 2", z ** 2)):
         for kind, close in ((C8, 2e-6), (C16, 1e-13)):
-            yield row(f"{text} {kind.__name__}", f"z = x[i]\no[i] = {text}", want.astype(kind), np.zeros(4, kind), close,
+            yield row(f"{text} {kind.__name__}", f"z = x[i]\no[i] = {text}", want.astype(kind), np.zeros(4, kind),
+                      close,
                       x=z.astype(kind))
     import cmath
     for name in ("exp", "sqrt", "phase", "log", "sin", "cosh", "isnan"):
@@ -242,7 +248,8 @@ def atomics():
         x = np.array([3, 9, 1, 7, 5, 2, 8, 4], kind)
         for name, want in (("add", x.sum()), ("max", 9), ("min", 1)):
             start = 100 if name == "min" else 0
-            yield row(f"atomic.{name} {kind.__name__}", f"cuda.atomic.{name}(o, 0, x[i])", want + (name == "add") * start,
+            yield row(f"atomic.{name} {kind.__name__}", f"cuda.atomic.{name}(o, 0, x[i])",
+                      want + (name == "add") * start,
                       np.full(1, start, kind), block=8, x=x)
         yield row(f"atomic.sub {kind.__name__}", "cuda.atomic.sub(o, 0, x[i])", 100 - x.sum(), np.full(1, 100, kind),
                   block=8, x=x)
@@ -257,7 +264,8 @@ def atomics():
         x = np.array([1, 2, 4, 8], kind)
         yield row(f"atomic.exch {kind.__name__}", "cuda.atomic.exch(o, i, x[i])", x, np.zeros(4, kind), x=x)
         for name, start, want in (("and_", 15, 0), ("or_", 0, 15), ("xor", 1, 14)):
-            yield row(f"atomic.{name} {kind.__name__}", f"cuda.atomic.{name}(o, 0, x[i])", want, np.full(1, start, kind),
+            yield row(f"atomic.{name} {kind.__name__}", f"cuda.atomic.{name}(o, 0, x[i])", want,
+                      np.full(1, start, kind),
                       block=4, x=x)
         yield row(f"atomic.cas {kind.__name__}", "o[i] = cuda.atomic.cas(x, i, 2, 9) + x[i] * 10", [11, 92, 44, 88],
                   np.zeros(4, kind), x=x)
@@ -268,8 +276,10 @@ def atomics():
         yield row(f"atomic.dec {kind.__name__}", "cuda.atomic.dec(o, 0, 5)", 4, np.zeros(1, kind), block=8)
     for kind in (F4, F8):
         x = np.array([np.nan, 3, -2, np.nan], kind)
-        yield row(f"atomic.nanmax {kind.__name__}", "cuda.atomic.nanmax(o, 0, x[i])", 3, np.zeros(1, kind), block=4, x=x)
-        yield row(f"atomic.nanmin {kind.__name__}", "cuda.atomic.nanmin(o, 0, x[i])", -2, np.zeros(1, kind), block=4, x=x)
+        yield row(f"atomic.nanmax {kind.__name__}", "cuda.atomic.nanmax(o, 0, x[i])", 3, np.zeros(1, kind), block=4,
+                  x=x)
+        yield row(f"atomic.nanmin {kind.__name__}", "cuda.atomic.nanmin(o, 0, x[i])", -2, np.zeros(1, kind), block=4,
+                  x=x)
     yield row("atomic histogram", "cuda.atomic.add(o, x[i], 1)", [2, 0, 3, 1], np.zeros(4, I4), block=6,
               x=np.array([0, 2, 2, 3, 0, 2], I4))
     yield row("atomic of a float16", "cuda.atomic.add(o, 0, x[i])", 4, np.zeros(1, F4), block=4, x=np.ones(4, F4))
@@ -295,12 +305,15 @@ def warps():
         yield row(f"cuda.{text}", f"o[i] = cuda.{text.replace('M', '0xffffffff')}", want, np.zeros(32, U4), x=x)
     yield row("match_any_sync", "o[i] = cuda.match_any_sync(0xffffffff, x[i])", np.where(x, bits, FULL ^ bits),
               np.zeros(32, U4), x=x)
-    yield row("match_all_sync", "m, p = cuda.match_all_sync(0xffffffff, 7)\no[i] = m if p else 0", FULL, np.zeros(32, U4))
+    yield row("match_all_sync", "m, p = cuda.match_all_sync(0xffffffff, 7)\no[i] = m if p else 0", FULL,
+              np.zeros(32, U4))
     yield row("reduce by shuffles", "v = x[i]\nk = 16\nwhile k > 0:\n    v += cuda.shfl_down_sync(0xffffffff, v, k)\n"
               "    k //= 2\nif i == 0:\n    o[0] = v", 496, np.zeros(1, I4), block=32, x=lane.astype(I4))
     yield row("scan by shuffles", "v = x[i]\nk = 1\nwhile k < 32:\n    w = cuda.shfl_up_sync(0xffffffff, v, k)\n"
-              "    if i >= k:\n        v += w\n    k *= 2\no[i] = v", np.cumsum(lane), np.zeros(32, I4), x=lane.astype(I4))
-    yield row("shuffle in half a warp", "if i < 16:\n    o[i] = cuda.shfl_xor_sync(0xffff, x[i], 1)\nelse:\n    o[i] = -1",
+              "    if i >= k:\n        v += w\n    k *= 2\no[i] = v", np.cumsum(lane), np.zeros(32, I4),
+              x=lane.astype(I4))
+    yield row("shuffle in half a warp",
+              "if i < 16:\n    o[i] = cuda.shfl_xor_sync(0xffff, x[i], 1)\nelse:\n    o[i] = -1",
               np.where(lane < 16, lane ^ 1, -1), np.zeros(32, I4), x=lane.astype(I4))
     yield row("syncwarp", "s = cuda.shared.array(32, numba.int32)\ns[i] = x[i]\ncuda.syncwarp()\no[i] = s[31 - i]",
               lane[::-1], np.zeros(32, I4), x=lane.astype(I4))
@@ -328,9 +341,11 @@ def language():
     n = np.arange(6, dtype=I4)
     x = np.array([1.5, -2.5, 3.0, 0.0, 7.25, -1.0])
     texts = {
-        "if elif else": ("if n[i] < 2:\n    o[i] = 1\nelif n[i] < 4:\n    o[i] = 2\nelse:\n    o[i] = 3", [1, 1, 2, 2, 3, 3]),
+        "if elif else": ("if n[i] < 2:\n    o[i] = 1\nelif n[i] < 4:\n    o[i] = 2\nelse:\n    o[i] = 3",
+                         [1, 1, 2, 2, 3, 3]),
         "while": ("k = 0\nwhile k * k < n[i]:\n    k += 1\no[i] = k", [0, 1, 2, 2, 2, 3]),
-        "while else": ("k = 0\nwhile k < n[i]:\n    k += 2\nelse:\n    k += 100\no[i] = k", [100, 102, 102, 104, 104, 106]),
+        "while else": ("k = 0\nwhile k < n[i]:\n    k += 2\nelse:\n    k += 100\no[i] = k",
+                       [100, 102, 102, 104, 104, 106]),
         "for break else": ("r = -1\nfor k in range(4):\n    if k == n[i]:\n        r = k * 10\n        break\nelse:\n    r = 7\n"
                            "o[i] = r", [0, 10, 20, 30, 7, 7]),
         "continue": ("r = 0\nfor k in range(6):\n    if k % 2:\n        continue\n    r += k\no[i] = r", 6),

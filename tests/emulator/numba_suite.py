@@ -1,8 +1,9 @@
 """Run the tests that numba-cuda ships for its own compiler, in the emulator: python -m tests.emulator.numba_suite
 
-The tests are those of the installed numba-cuda, `numba.cuda.tests.cudapy` and `.doc_examples`; nothing of them is copied.
-numba_suite.txt lists the ones that do not pass, in groups with the reason. A test that fails and is not listed is an error,
-and so is a listed one that passes. Test files run in child processes, each test for at most LIMIT seconds.
+The tests are those of the installed numba-cuda, `numba.cuda.tests.cudapy` and `.doc_examples`; nothing of them is
+copied. numba_suite.txt lists the ones that do not pass, in groups with the reason. A test that fails and is not listed
+is an error, and so is a listed one that passes. Test files run in child processes, each test for at most LIMIT seconds.
+A test that fails is run again after Numba's compiler, `emulator.device(compile=True)`: some look at what it makes.
 
     python -m tests.emulator.numba_suite                        # all 1,600, in a quarter of an hour on two cores
     python -m tests.emulator.numba_suite test_atomics test_sm   # these files; --show prints why tests fail
@@ -204,8 +205,8 @@ def module_of(name):
 
 
 def run_all(waiting, workers, heard):
-    """{name of a test: (outcome, why)} of several `Child`, so many processes at once. They are forked, as to import Numba
-    takes longer than most of them."""
+    """{name of a test: (outcome, why)} of several `Child`, so many processes at once. They are forked, as importing
+    Numba takes longer than most of them."""
     waiting, results, selector, children = waiting[::-1], {}, selectors.DefaultSelector(), 0
     while waiting or children:
         while waiting and children < workers:
