@@ -346,10 +346,12 @@ def language():
         "while": ("k = 0\nwhile k * k < n[i]:\n    k += 1\no[i] = k", [0, 1, 2, 2, 2, 3]),
         "while else": ("k = 0\nwhile k < n[i]:\n    k += 2\nelse:\n    k += 100\no[i] = k",
                        [100, 102, 102, 104, 104, 106]),
-        "for break else": ("r = -1\nfor k in range(4):\n    if k == n[i]:\n        r = k * 10\n        break\nelse:\n    r = 7\n"
+        "for break else": ("r = -1\nfor k in range(4):\n    if k == n[i]:\n        r = k * 10\n        break\nelse:\n"
+                           "    r = 7\n"
                            "o[i] = r", [0, 10, 20, 30, 7, 7]),
         "continue": ("r = 0\nfor k in range(6):\n    if k % 2:\n        continue\n    r += k\no[i] = r", 6),
-        "nested loops": ("r = 0\nfor a in range(n[i]):\n    for b in range(a):\n        r += b\no[i] = r", [0, 0, 0, 1, 4, 10]),
+        "nested loops": ("r = 0\nfor a in range(n[i]):\n    for b in range(a):\n        r += b\no[i] = r",
+                         [0, 0, 0, 1, 4, 10]),
         "range down": ("r = 0\nfor k in range(n[i], 0, -1):\n    r = r * 2 + k\no[i] = r", [0, 1, 5, 17, 49, 129]),
         "range of three": ("r = 0\nfor k in range(1, 10, 4):\n    r += k\no[i] = r", 15),
         "ternary": ("o[i] = 1 if n[i] % 2 else 2", [2, 1, 2, 1, 2, 1]),
@@ -385,7 +387,8 @@ def language():
         "namedtuple": ("p = Point(n[i], 2)\no[i] = p.x + p.y * p[1]", n + 4),
         "literal_unroll": ("r = 0.0\nfor v in numba.literal_unroll((1, 2.5, 3)):\n    r += v\no[i] = r * 2", 13),
         "enumerate": ("r = 0\nfor k, v in enumerate((3, 4, 5)):\n    r += k * v\no[i] = r", 14),
-        "enumerate from": ("r = 0\nfor k, v in enumerate(n, 10):\n    r += k * v\no[i] = r", (np.arange(10, 16) * n).sum()),
+        "enumerate from": ("r = 0\nfor k, v in enumerate(n, 10):\n    r += k * v\no[i] = r",
+                           (np.arange(10, 16) * n).sum()),
         "zip": ("r = 0.0\nfor a, b in zip(n, x):\n    r += a * b\no[i] = r * 4", (n * x).sum() * 4),
         "iterate an array": ("r = 0\nfor v in n:\n    r += v\no[i] = r", 15),
         "global number": ("o[i] = SCALE * n[i]", 3 * n), "IntEnum": ("o[i] = Colour.GREEN + n[i]", n + 5),
@@ -393,7 +396,8 @@ def language():
         "None": ("v = None\no[i] = v is None", 1),
         "True and False": ("f = n[i] > 2\no[i] = f == True", n > 2),
         "device function": ("o[i] = twice(n[i]) + twice(1.5)", 2 * n + 3),
-        "default arguments": ("o[i] = scaled(n[i])", 3 * n), "named arguments": ("o[i] = scaled(n[i], offset=2)", 3 * n + 2),
+        "default arguments": ("o[i] = scaled(n[i])", 3 * n),
+             "named arguments": ("o[i] = scaled(n[i], offset=2)", 3 * n + 2),
         "named in another order": ("o[i] = scaled(offset=1, x=n[i], factor=2)", 2 * n + 1),
         "several results": ("a, b = both(n[i], 2)\no[i] = a * b", (n + 2) * (n - 2)),
         "recursion": ("o[i] = factorial(n[i])", [1, 1, 2, 6, 24, 120]),
@@ -403,15 +407,18 @@ def language():
         "inner function": ("def inner(v):\n    return v * 2 + 1\no[i] = inner(n[i])", 2 * n + 1),
         "inner function over a variable": ("k = n[i]\ndef inner(v):\n    return v * k\no[i] = inner(3)", 3 * n),
         "lambda": ("f = lambda v: v + 4\no[i] = f(n[i])", n + 4),
-        "device function fills a local array": ("a = cuda.local.array(3, numba.int32)\nfill(a, n[i])\no[i] = a[0] + a[2]",
+        "device function fills a local array": ("a = cuda.local.array(3, numba.int32)\nfill(a, n[i])\n"
+                                                "o[i] = a[0] + a[2]",
                                                 2 * n),
         "device function with a local array": ("o[i] = scratch(n[i])", 4 * n + 6),
         "abs": ("o[i] = abs(n[i] - 3) + abs(-1.5) * 2", abs(n - 3) + 3),
-        "min max": ("o[i] = min(n[i], 3) + max(n[i], 2) * 10 + min(4, 3, 5)", np.minimum(n, 3) + np.maximum(n, 2) * 10 + 3),
+        "min max": ("o[i] = min(n[i], 3) + max(n[i], 2) * 10 + min(4, 3, 5)",
+                    np.minimum(n, 3) + np.maximum(n, 2) * 10 + 3),
         "round": ("o[i] = round(x[i])", lambda n, x: np.rint(x)), "round to digits": ("o[i] = round(x[i], 1) * 10",
                                                                                       lambda n, x: np.round(x, 1) * 10),
         "int float bool": ("o[i] = int(x[i]) + float(n[i]) + bool(n[i])", lambda n, x: np.trunc(x) + n + (n != 0)),
-        "len": ("o[i] = len(n) + len(x)", 12), "types cast": ("o[i] = np.int8(n[i] * 100)", (n * 100).astype(I8).astype(I1)),
+        "len": ("o[i] = len(n) + len(x)", 12),
+             "types cast": ("o[i] = np.int8(n[i] * 100)", (n * 100).astype(I8).astype(I1)),
         "numba types cast": ("o[i] = numba.uint8(n[i] - 1)", (n - 1).astype(U1)),
         "float32 literal": ("o[i] = np.float32(0.1) * 10 == 1.0", 0),
         "variable of two types": ("v = 0\nfor k in range(3):\n    v = v + 0.5\no[i] = v * 2", 3),
@@ -427,8 +434,10 @@ def language():
         "hexadecimal and underscores": ("o[i] = 0xff + 1_000 + 0b11", 1258),
         "print": ("if n[i] > 100:\n    print('value', n[i])\no[i] = 1", 1),
         "bool arithmetic": ("o[i] = (n[i] > 2) + (n[i] > 3)", (n > 2) * 1 + (n > 3)),
-        "is in a loop with several exits": ("r = 0\nfor k in range(10):\n    if k > n[i]:\n        break\n    if k == 3:\n"
-                                            "        r = -1\n        break\n    r += k\no[i] = r", [0, 1, 3, -1, -1, -1]),
+        "is in a loop with several exits": ("r = 0\nfor k in range(10):\n    if k > n[i]:\n        break\n"
+                                            "    if k == 3:\n"
+                                            "        r = -1\n        break\n    r += k\no[i] = r",
+                                            [0, 1, 3, -1, -1, -1]),
     }
     for name, entry in texts.items():
         yield row(name, entry[0], entry[1], np.zeros(6), n=n, x=x)
@@ -445,7 +454,8 @@ def arrays():
     f = np.asfortranarray(a)
     for name, body, want in (
             ("shape", "o[i] = a.shape[0] * 10 + a.shape[1]", 34), ("size ndim", "o[i] = a.size + a.ndim", 14),
-            ("strides", "o[i] = a.strides[0] + a.strides[1]", 20), ("itemsize nbytes", "o[i] = a.itemsize + a.nbytes", 52),
+            ("strides", "o[i] = a.strides[0] + a.strides[1]", 20),
+                             ("itemsize nbytes", "o[i] = a.itemsize + a.nbytes", 52),
             ("len of a matrix", "o[i] = len(a)", 3), ("two indices", "o[i] = a[2, 3] + a[0, 1]", 12),
             ("row", "r = a[1]\no[i] = r[2] + len(r)", 10), ("row of a row", "o[i] = a[1][2]", 6),
             ("column", "c = a[:, 1]\no[i] = c[2] + c.shape[0]", 12), ("slice", "s = v[2:6]\no[i] = s[1] + len(s)", 7),
@@ -454,13 +464,15 @@ def arrays():
             ("submatrix", "s = a[1:, 1:3]\no[i] = s[1, 1] * 10 + s.shape[0] + s.shape[1]", 104),
             ("ellipsis", "o[i] = a[..., 1][2]", 9), ("tuple as an index", "at = (1, 2)\no[i] = a[at]", 6),
             ("transposed", "t = a.T\no[i] = t[3, 1] * 10 + t.shape[0]", 74),
-            ("transpose()", "t = a.transpose()\no[i] = t[3, 1]", 7), ("copy", "t = v.copy()\nt[1] = 9\no[i] = t[1] + v[1]", 10),
+            ("transpose()", "t = a.transpose()\no[i] = t[3, 1]", 7),
+                             ("copy", "t = v.copy()\nt[1] = 9\no[i] = t[1] + v[1]", 10),
             ("reshape", "t = v.reshape(2, 4)\no[i] = t[1, 2]", 6), ("reshape of a tuple", "t = v.reshape((4, 2))\n"
                                                                     "o[i] = t[3, 0]", 6),
             ("ravel", "t = a.ravel()\no[i] = t[7] + t.size", 19), ("flatten index", "o[i] = a.flat[5]", 5),
             ("view", "t = v.view(np.uint8)\no[i] = t[4] + len(t)", 33), ("iterate rows", "r = 0.0\nfor q in a:\n"
                                                                           "    r += q[0]\no[i] = r", 12),
-            ("sum", "o[i] = a.sum()", 66), ("mean", "o[i] = v.mean()", 3.5), ("min max", "o[i] = v.max() * 10 + v.min()", 70),
+            ("sum", "o[i] = a.sum()", 66), ("mean", "o[i] = v.mean()", 3.5),
+                             ("min max", "o[i] = v.max() * 10 + v.min()", 70),
             ("argmax argmin", "o[i] = v.argmax() * 10 + v.argmin()", 70), ("prod", "o[i] = v[1:4].prod()", 6),
             ("np.sum", "o[i] = np.sum(v)", 28), ("var std", "o[i] = round(v.var() * 100 + v.std())", 527),
             ("all any", "o[i] = v.any() + v.all() * 10", 1), ("np.ndindex", "r = 0\nfor p in np.ndindex((2, 3)):\n"
@@ -486,7 +498,8 @@ def arrays():
               [[[0, 1], [10, 11]], [[100, 101], [110, 111]]], np.zeros((2, 2, 2), I4), grid=(1, 1, 2), block=(2, 2, 1))
     yield row("gridsize", "for k in range(cuda.grid(1), o.size, cuda.gridsize(1)):\n    o[k] = k", np.arange(20),
               np.zeros(20, I4), grid=2, block=3)
-    yield row("indices", "o[i] = cuda.threadIdx.x + cuda.blockIdx.x * 10 + cuda.blockDim.x * 100 + cuda.gridDim.x * 1000",
+    yield row("indices",
+              "o[i] = cuda.threadIdx.x + cuda.blockIdx.x * 10 + cuda.blockDim.x * 100 + cuda.gridDim.x * 1000",
               [2200, 2201, 2210, 2211], np.zeros(4, I4), grid=2, block=2)
     for kind in (I1, U1, I2, U2, I4, U4, I8, U8, F2, F4, F8, B1):
         x = np.array([0, 1, 1, 0]).astype(kind)
@@ -498,7 +511,8 @@ def arrays():
     yield row("real and imag of an array", "o[i] = x.real[i] + 10 * x.imag[i]", [21, -37], np.zeros(2), x=z)
     yield row("complex element's parts", "o[i] = x[i].real * x[i].imag", [2, -12], np.zeros(2), x=z)
     r = np.array([(1, 2.5, 3.25), (4, 5.5, 6.75)], RECORD)
-    for name, body, want in (("attribute", "o[i] = r[i].a + r[i].b", [3.5, 9.5]), ("key", "o[i] = r[i]['c']", [3.25, 6.75]),
+    for name, body, want in (("attribute", "o[i] = r[i].a + r[i].b", [3.5, 9.5]),
+                             ("key", "o[i] = r[i]['c']", [3.25, 6.75]),
                              ("field of an array", "o[i] = r.b[i] + r['a'][i]", [3.5, 9.5]),
                              ("store", "r[i].a = 9\nr[i]['b'] = 0.5\no[i] = r[i].a + r[i].b", 9.5),
                              ("copy", "r[i] = r[0] if i == 0 else r[1]\no[i] = r[i].c", [3.25, 6.75]),
@@ -546,7 +560,8 @@ def memory():
         "shared aligned": ("s = cuda.shared.array(8, numba.int8, alignment=16)\ns[i] = i\ncuda.syncthreads()\n"
                            "o[i] = s[7 - i]", x[::-1]),
         "local aligned": ("s = cuda.local.array(8, numba.int8, alignment=16)\ns[0] = i\no[i] = s[0]", x),
-        "local matrix": ("s = cuda.local.array((2, 2), numba.float64)\ns[0, 1] = x[i]\ns[1, 0] = 2\no[i] = s[0, 1] * s[1, 0]",
+        "local matrix": ("s = cuda.local.array((2, 2), numba.float64)\ns[0, 1] = x[i]\ns[1, 0] = 2\n"
+                         "o[i] = s[0, 1] * s[1, 0]",
                          2 * x),
         "constant array": ("c = cuda.const.array_like(TABLE)\no[i] = c[i]", 2 * x),
         "constant matrix": ("c = cuda.const.array_like(MATRIX)\no[i] = c[1, i % 3]", MATRIX[1][np.arange(8) % 3]),
@@ -554,20 +569,25 @@ def memory():
         "global array": ("o[i] = TABLE[i] + MATRIX[0, 1]", 2 * x + 1),
         "threadfence": ("o[i] = x[i]\ncuda.threadfence()\ncuda.threadfence_block()\ncuda.threadfence_system()", x),
         "tree reduction": ("s = cuda.shared.array(8, numba.float32)\ns[i] = x[i]\ncuda.syncthreads()\nk = 4\nwhile k:\n"
-                           "    if i < k:\n        s[i] += s[i + k]\n    cuda.syncthreads()\n    k //= 2\no[i] = s[0]", 28),
+                           "    if i < k:\n        s[i] += s[i + k]\n    cuda.syncthreads()\n    k //= 2\no[i] = s[0]",
+                           28),
         "cooperative groups": ("g = cuda.cg.this_grid()\ng.sync()\no[i] = x[i]", x),
-        "cache hints": ("cuda.stcs(o, i, cuda.ldca(x, i) + cuda.ldcg(x, i) + cuda.ldcs(x, i) + cuda.ldcv(x, i))", 4 * x),
+        "cache hints": ("cuda.stcs(o, i, cuda.ldca(x, i) + cuda.ldcg(x, i) + cuda.ldcs(x, i) + cuda.ldcv(x, i))",
+                        4 * x),
     }
     for name, (body, want) in rows.items():
         yield row(name, body, want, np.zeros(8, F4), x=x)
-    yield row("shared of records", "s = cuda.shared.array(8, record)\ns[i].b = x[i]\ncuda.syncthreads()\no[i] = s[7 - i].b",
+    yield row("shared of records",
+              "s = cuda.shared.array(8, record)\ns[i].b = x[i]\ncuda.syncthreads()\no[i] = s[7 - i].b",
               x[::-1], np.zeros(8, F4), x=x, names={"record": lambda: numba.from_dtype(RECORD)})
-    yield row("dynamic shared", "s = cuda.shared.array(0, numba.float32)\ns[i] = x[i]\ncuda.syncthreads()\no[i] = s[7 - i]",
+    yield row("dynamic shared",
+              "s = cuda.shared.array(0, numba.float32)\ns[i] = x[i]\ncuda.syncthreads()\no[i] = s[7 - i]",
               x[::-1], np.zeros(8, F4), shared=32, x=x)
     yield row("dynamic shared in two parts", "s = cuda.shared.array(0, numba.float32)\n"
               "a = s[:8]\nb = s[8:16]\na[i] = x[i]\nb[i] = 2 * x[i]\ncuda.syncthreads()\no[i] = a[7 - i] + b[7 - i]",
               3 * x[::-1], np.zeros(8, F4), shared=64, x=x)
-    yield row("dynamic shared in two types", "s = cuda.shared.array(0, numba.float32)\nt = cuda.shared.array(0, numba.int16)\n"
+    yield row("dynamic shared in two types",
+              "s = cuda.shared.array(0, numba.float32)\nt = cuda.shared.array(0, numba.int16)\n"
               "u = t[16:]\ns[i] = x[i]\nu[i] = i\ncuda.syncthreads()\no[i] = s[7 - i] + u[7 - i]",
               2 * x[::-1], np.zeros(8, F4), shared=48, x=x)
 
@@ -579,10 +599,12 @@ def half_precision():
     for text, want in (("x[i] + y[i]", x + y), ("x[i] - y[i]", x - y), ("x[i] * y[i]", x * y), ("x[i] / y[i]", x / y),
                        ("-x[i]", -x), ("abs(x[i])", abs(x)), ("min(x[i], y[i])", np.minimum(x, y)),
                        ("max(x[i], y[i])", np.maximum(x, y)), ("x[i] > y[i]", x > y), ("x[i] == y[i]", x == y),
-                       ("x[i] <= y[i]", x <= y), ("np.float16(x[i] + 1)", x + F2(1)), ("x[i] * np.float16(2)", x * F2(2)),
+                       ("x[i] <= y[i]", x <= y), ("np.float16(x[i] + 1)", x + F2(1)),
+                       ("x[i] * np.float16(2)", x * F2(2)),
                        ("np.float32(x[i]) * np.float32(3)", x.astype(F4) * F4(3))):
         yield row(f"float16: {text}", f"o[i] = {text}", want, np.zeros(4, F2), x=x, y=y)
-    two = {"hadd": x + y, "hsub": x - y, "hmul": x * y, "hdiv": x / y, "hmax": np.maximum(x, y), "hmin": np.minimum(x, y)}
+    two = {"hadd": x + y, "hsub": x - y, "hmul": x * y, "hdiv": x / y, "hmax": np.maximum(x, y),
+           "hmin": np.minimum(x, y)}
     for name, want in two.items():
         yield row(f"fp16.{name}", f"o[i] = cuda.fp16.{name}(x[i], y[i])", want, np.zeros(4, F2), x=x, y=y)
     for name, want in {"heq": x == y, "hne": x != y, "hgt": x > y, "hge": x >= y, "hlt": x < y, "hle": x <= y}.items():
@@ -594,7 +616,8 @@ def half_precision():
     for name, function in {"hsqrt": np.sqrt, "hexp": np.exp, "hlog": np.log, "hsin": np.sin, "hcos": np.cos,
                            "hexp2": np.exp2, "hexp10": lambda v: 10 ** v, "hlog2": np.log2, "hlog10": np.log10,
                            "hrcp": lambda v: 1 / v, "hrsqrt": lambda v: 1 / np.sqrt(v)}.items():
-        yield row(f"fp16.{name}", f"o[i] = cuda.fp16.{name}(x[i])", lambda x, f=function: f(x.astype(F4)), np.zeros(4, F2),
+        yield row(f"fp16.{name}", f"o[i] = cuda.fp16.{name}(x[i])", lambda x, f=function: f(x.astype(F4)),
+                  np.zeros(4, F2),
                   2e-3, x=p)
     yield row("fp16.hfma", "o[i] = cuda.fp16.hfma(x[i], y[i], x[i])",
               (x.astype(F8) * y.astype(F8) + x.astype(F8)).astype(F2), np.zeros(4, F2), x=x, y=y)
@@ -614,7 +637,8 @@ def libraries():
                       x=x.astype(F4))
     for name, want in {"fast_expf": np.exp(x), "fast_sinf": np.sin(x), "fast_logf": np.log(x)}.items():
         yield row(f"libdevice.{name}", f"o[i] = libdevice.{name}(x[i])", want, np.zeros(4, F4), 1e-5, x=x.astype(F4))
-    yield row("libdevice.sincos", "s, c = libdevice.sincos(x[i])\no[i] = s + 10 * c", np.sin(x) + 10 * np.cos(x), np.zeros(4),
+    yield row("libdevice.sincos", "s, c = libdevice.sincos(x[i])\no[i] = s + 10 * c", np.sin(x) + 10 * np.cos(x),
+              np.zeros(4),
               1e-13, x=x)
     yield row("libdevice.fmaf", "o[i] = libdevice.fmaf(x[i], x[i], x[i])", x * x + x, np.zeros(4, F4), 1e-6,
               x=x.astype(F4))
@@ -624,7 +648,8 @@ def libraries():
     states["s0"], states["s1"] = np.arange(4) + 12345, np.arange(4) * 77 + 999
     for kind in ("uniform_float32", "uniform_float64", "normal_float32", "normal_float64"):
         size = F4 if "32" in kind else F8
-        yield row(f"xoroshiro128p_{kind}", f"v = draw(s, i)\nw = draw(s, i)\no[i] = v != w and {'-20' if 'norm' in kind else 0}"
+        yield row(f"xoroshiro128p_{kind}",
+                  f"v = draw(s, i)\nw = draw(s, i)\no[i] = v != w and {'-20' if 'norm' in kind else 0}"
                   " <= v < 20", 1, np.zeros(4, size), s=states,
                   names={"draw": lambda k=kind: getattr(cuda.random, f"xoroshiro128p_{k}")})
     yield row("xoroshiro128p next", "draw(s, i)\no[i] = s[i]['s0']", xoroshiro_next(states["s0"], states["s1"])[0],
@@ -634,7 +659,8 @@ def libraries():
         yield row(f"{base}x{size}", f"v = cuda.{base}x{size}({', '.join(f'{k} + i' for k in range(1, size + 1))})\n"
                   f"o[i] = {' + '.join(f'v.{f}' for f in fields)}", np.arange(2) * size + size * (size + 1) // 2,
                   np.zeros(2))
-    yield row("float4 of shorter ones", "a = cuda.float2(1, 2)\nv = cuda.float4(a, 3, i)\no[i] = v.y * 100 + v.z * 10 + v.w",
+    yield row("float4 of shorter ones",
+              "a = cuda.float2(1, 2)\nv = cuda.float4(a, 3, i)\no[i] = v.y * 100 + v.z * 10 + v.w",
               [230, 231], np.zeros(2))
 
 
