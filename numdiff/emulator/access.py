@@ -9,7 +9,7 @@ import numpy as np
 
 from .arrays import CheckedArray, IntegerArray, Record, checked_array
 from .memory import CONSTANT, POISON, Memory
-from .races import Races
+from .races import Races, same_value
 from .values import INTEGER_TYPES, Literal
 
 
@@ -20,7 +20,7 @@ class Access(Races):
         self.machine = machine
         checks = machine.checks
         self.bounds, self.initialised, self.races = ("bounds" in checks, "uninitialised" in checks, "race" in checks)
-        self.negative, self.equal = "negative" in checks, "equal" in checks
+        self.negative, self.equal = "negative index" in checks, "equal writes" in checks
         self.load, self.store = self._make_load(), self._make_store()
 
     # where ------------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ class Access(Races):
                 if -n <= i < 0 and (site in self.machine.negative_sites or not self.negative):
                     i += n
                 else:
-                    if -n <= i < 0:
+                    if -n <= i < 0 and self.negative:
                         why = "negative (Numba would count it from the end)"
                     else:
                         why = f"outside of axis {axis}, whose length is {n}" if a.ndim > 1 or not n else \
@@ -94,7 +94,7 @@ class Access(Races):
                 if offset.__class__ is not int:
                     return self.outside(a, index) if offset is None else offset
             memory = a.memory
-            if races and memory.shadowed:
+            if races and memory.plain:
                 stamp, token, met = machine.thread.stamp, machine.token, memory.met
                 writer = memory.writer.get(offset) if met or memory.written_in is token else None
                 if writer is None:
@@ -114,6 +114,10 @@ class Access(Races):
                         memory.reader[offset] = [token, *earlier(memory, log), stamp, site]
                     elif log[-2] is not stamp:
                         log += stamp, site
+            elif memory.grain:
+                self.check_read(memory, offset, a.itemsize, site, min(memory.grain, a.itemsize), a.itemsize)
+                value = a.flat[offset >> a.shift]
+                return value if a.kind is None else a.kind(value)
             elif initialised and memory.valid is not None and not memory.valid[offset]:
                 unwritten(a, index, site)
             if memory.busy:
@@ -162,8 +166,12 @@ class Access(Races):
             if value.__class__ is not a.exact:
                 value = a.cast(value)
             machine.stores += 1
-            if races and memory.shadowed:
+            if races and memory.plain:
                 check_write(memory, offset, size, site, value, a)
+            elif races and memory.grain and memory.shadowed:
+                grain, same = min(memory.grain, size), same_value(a, offset, value)
+                for at in range(offset, offset + size, grain):
+                    check_write(memory, at, grain, site, same=same)
             valid = memory.valid
             if valid is not None and not (valid[offset] and valid[offset + size - 1]):
                 valid[offset:offset + size] = _ONES[size]
@@ -226,8 +234,8 @@ class Access(Races):
         self.check_read(memory, offset, size, site, step)
         return memory.bytes[offset:offset + size]
 
-    def check_read(self, memory, offset, size, site, step=4):
-        """The checks of `read_bytes`."""
+    def check_read(self, memory, offset, size, site, step=4, counted=None):
+        """The checks of `read_bytes`. counted: the size of an element as counts have it"""
         machine, valid = self.machine, memory.valid
         unwritten = self.initialised and valid is not None and 0 in valid[offset:offset + size]
         if self.races and memory.shadowed:
@@ -262,7 +270,7 @@ class Access(Races):
         if memory.busy:
             machine.asynchronous.touched(memory, offset, size, site, False)
         if machine.noted_access is not None:
-            machine.noted_access(memory, offset, size, site, False, step)
+            machine.noted_access(memory, offset, size, site, False, counted or step)
 
     def write_bytes(self, memory, offset, data, site, step=4):
         """Write uint8 data, with the checks of a store by the current thread of elements of `step` bytes."""
@@ -299,7 +307,7 @@ class Access(Races):
         shape = () if index is None else a.part(index, inside=False).shape
         memory = Memory(a.memory.space, math.prod(shape) * a.itemsize, a.name, valid=True)
         memory.bytes.fill(0 if a.dtype.kind in "iu" else POISON)
-        memory.shadowed = False
+        memory.shadowed = memory.plain = False
         part = checked_array(self.machine, memory, 0, shape, a.dtype)
         if shape:
             return part

@@ -61,6 +61,7 @@ class Arguments:
         if not self.checked:
             return plain_array(np.ndarray(shape, dtype, memory.bytes, offset, strides))
         made = checked_array(self, memory, offset, tuple(shape), np.dtype(dtype), strides, name)
+        memory.seen_as(made.itemsize)
         self._memories[id(memory)] = memory
         self._arguments.append(made)
         return made

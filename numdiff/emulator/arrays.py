@@ -43,6 +43,8 @@ class CheckedArray:
         """The field of all records as an array; of complex numbers "real" and "imag"."""
         if self.dtype.kind == "c":
             half = self.itemsize // 2
+            self.memory.seen_as(self.itemsize)
+            self.memory.seen_as(half)
             return array_of(self, self.offset + half * (name == "imag"), self.shape, np.dtype(f"f{half}"), self.strides)
         if name not in (self.dtype.fields or ()):
             raise AttributeError(f"{self.name} has no field {name}: its fields are "
@@ -100,6 +102,8 @@ class CheckedArray:
     def view(self, dtype):
         dtype = dtype_of(dtype)
         last = self.shape[-1] * self.itemsize // dtype.itemsize
+        self.memory.seen_as(self.itemsize)
+        self.memory.seen_as(dtype.itemsize)
         return array_of(self, self.offset, (*self.shape[:-1], last), dtype)
 
     def fill(self, value):

@@ -22,7 +22,7 @@ class Fault:
     """One fault of a kernel.
 
     kind: "bounds", "uninitialised", "race", "divergence", "deadlock", "mbarrier", "wgmma", "cp.async", "descriptor",
-        "alignment", "float64", "proxy", "cluster", "error"
+        "alignment", "float64", "proxy", "cluster", "escape", "division", "error"
     message: one sentence; place: where; others: [(what happened there, Place)]; count: how often it was seen
     launched: the line that launched the kernel, a Place without block and thread; None if no line is known
     """

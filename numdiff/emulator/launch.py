@@ -28,8 +28,8 @@ from .schedule import Scheduler
 from .signatures import convert_arguments, is_hint
 from .threads import Dim3, greenlet
 
-CHECKS = ("bounds", "negative", "uninitialised", "race", "divergence", "float64", "asynchronous")
-STRICT = ("equal",)  # checks of what may be meant: two threads write the same value on one line
+CHECKS = ("bounds", "negative index", "uninitialised", "race", "divergence", "float64", "asynchronous")
+LEVELS = {"relaxed": tuple(name for name in CHECKS if name != "negative index"), "strict": (*CHECKS, "equal writes")}
 ORDERS = ("forward", "reversed", "shuffled")
 # Limits of a launch: CUDA programming guide, "Compute Capabilities", tables of technical specifications.
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
@@ -55,7 +55,9 @@ def _is_capability(cc):
 class Emulator(Linking, Arguments, MemorySpaces, Reports):
     """An emulated GPU. Get one from `numdiff.emulator.device(...)`.
 
-    cc: compute capability; checks: True (all of CHECKS), False (none), or names of CHECKS and STRICT
+    cc: compute capability
+    checks: True, False (none), or names of CHECKS; "relaxed": as True, but a negative index counts from the end, as
+        compiled; "strict": as True, and threads that write equal values to one place race, too
     order: in which order threads take their turns; seed: of the order "shuffled"
     on_fault: "raise" a `KernelFault` at the end of a launch that had faults, or "collect" them in `faults`
     float64: whether float64 arithmetic is meant. False: it is a fault. None: it is meant where a kernel is given a
@@ -67,11 +69,12 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
 
     def __init__(self, cc=(9, 0), checks=True, order="forward", seed=0, on_fault="raise", float64=None,
                  patience=PATIENCE, recorder=None, film=None):
-        names = CHECKS if checks is True else () if not checks else (checks,) if isinstance(checks, str) else checks
-        unknown = set(names) - {*CHECKS, *STRICT}
+        names = CHECKS if checks is True else () if not checks else LEVELS.get(checks, (checks,)) if isinstance(
+            checks, str) else checks
+        unknown = set(names) - set(LEVELS["strict"])
         if unknown:
-            raise ValueError(f"unknown checks {', '.join(sorted(unknown))}: use some of "
-                             f"{', '.join(CHECKS + STRICT)}.")
+            raise ValueError(f"unknown checks {', '.join(sorted(unknown))}: use {', '.join(LEVELS)}, or some of "
+                             f"{', '.join(LEVELS['strict'])}.")
         if order not in ORDERS:
             raise ValueError(f"unknown order {order!r}: use {', '.join(ORDERS)}.")
         if on_fault not in ("raise", "collect"):

@@ -5,6 +5,7 @@ functions behind these names, checked and counted according to the machine's opt
 module and closure to their twins (namespace.py).
 """
 import operator
+import sys
 import types
 
 from . import arithmetic, functions, generators, values
@@ -105,6 +106,14 @@ class Linking:
             return {**helpers, **operations, **self._fused(operations), "__augment": augment}
         load, store = self.access.load, self.access.store
 
+        def returned(value, site):
+            for array in values.leaves((value,)):
+                memory = getattr(array, "memory", None)
+                if getattr(memory, "owner", None) == id(sys._getframe(1)):
+                    self.report("escape", f"returns the local array {array.name}, whose memory ends with this call: "
+                                          "let the caller make it, and fill it here", site)
+            return value
+
         def augment(array, index, operation, value, site):
             store(array, index, operation(load(array, index, site), value, site), site)
 
@@ -114,7 +123,7 @@ class Linking:
         if self.film is not None:
             helpers.update(self.film.helpers(self))
         return {**helpers, **operations, **self._fused(operations), "__augment": augment, "__load": load,
-                "__store": store, "__tuple": tuple}
+                "__store": store, "__returned": returned, "__tuple": tuple}
 
     def _fused(self, operations):
         """a + b * c and a * b + c in one call, as kernels are full of them: what the two operations do."""

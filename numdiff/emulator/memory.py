@@ -17,7 +17,8 @@ class Memory:
     """A range of bytes. `address` is its address in its space; `valid[i]` says whether byte i was ever written."""
 
     __slots__ = ("space", "name", "bytes", "size", "address", "valid", "writer", "reader", "views", "busy", "barriers",
-                 "layouts", "shadowed", "met", "released", "reads", "reads_of", "written_in", "mixed", "__weakref__")
+                 "layouts", "shadowed", "met", "released", "reads", "reads_of", "written_in", "mixed", "owner",
+                 "width", "grain", "plain", "__weakref__")
 
     def __init__(self, space, size, name="", address=0, data=None, valid=False):
         self.space, self.name, self.size, self.address = space, name, size, address
@@ -30,6 +31,9 @@ class Memory:
         self.views = {}
         self.shadowed = space in (SHARED, GLOBAL)  # whether several threads can meet here
         self.met = space is GLOBAL  # whether several blocks can
+        self.owner = None  # of a local array: the frame of the function whose call made it
+        self.width, self.grain = None, 0  # see `seen_as`
+        self.plain = self.shadowed  # accesses are tracked by their first byte: there is no grain
         self.busy = Busy()  # asynchronous operations that still read or write here (asynchronous.py)
         self.barriers = {}  # offset -> mbarrier
         self.released = {}  # offset -> {block: what its threads had seen at their last atomic there}
@@ -63,6 +67,14 @@ class Memory:
             rest = len(self.bytes) % dtype.itemsize
             flat = self.views[dtype] = (self.bytes[:-rest] if rest else self.bytes).view(dtype)
         return flat
+
+    def seen_as(self, size):
+        """Note that elements of this size may overlap others. If those have another size, every access from now on is
+        checked piece by piece, in steps of the smallest size (`grain`)."""
+        if self.width is None:
+            self.width = size
+        elif size != self.width:
+            self.grain, self.plain = min(self.grain or size, size, self.width), False
 
     def mark_written(self, start=0, stop=None):
         if self.valid is not None:

@@ -69,6 +69,8 @@ class MemorySpaces:
                                     f"dynamic shared memory are more than the {self.shared_limit} of a block.")
         if self.checked:
             made = checked_array(self, memory, offset, shape, dtype, name=name)
+            if memory is block.dynamic:
+                memory.seen_as(made.itemsize)
         else:
             data = memory.bytes[offset:offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize]
             if memory is block.static:  # a separate array, found again by its address
@@ -144,7 +146,9 @@ class MemorySpaces:
         size = math.prod(shape) * dtype.itemsize
         if not self.checked:
             return plain_array(np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape))
-        made = checked_array(self, Memory(LOCAL, size, _assigned_name(frame)), 0, shape, dtype)
+        memory = Memory(LOCAL, size, _assigned_name(frame))
+        memory.owner = id(frame)
+        made = checked_array(self, memory, 0, shape, dtype)
         if self.film is not None:
             self.film.array(made)
         return made

@@ -122,10 +122,11 @@ class Races:
 
     # writes -----------------------------------------------------------------------------------------------------------
 
-    def check_write(self, memory, offset, size, site, value=None, a=None, atomic=False):
+    def check_write(self, memory, offset, size, site, value=None, a=None, atomic=False, same=None):
         """Check a write of the current thread against the last accesses there, and remember it.
 
-        Threads may write the same value on one line, such as a flag that all set; the check "equal" reports that.
+        Nothing is reported where several threads write the same value on the same line, such as a flag that all set,
+        but with the check "equal writes". same: whether the value is the old one, where `value` and `a` do not say it
         """
         stamp, token = self.machine.thread.stamp, self.machine.token
         if memory.reads:
@@ -136,8 +137,8 @@ class Races:
         if memory.met or memory.mixed is token:
             log = memory.reader.get(offset)
         if writer is not None and writer[0] is not stamp and (writer[2] is token or memory.met) and \
-                not (atomic and writer[3]) and not self._ordered(writer[0]) and not (
-                    writer[1] == site and not self.equal and _same(a, offset, value)):
+                not (atomic and writer[3]) and not self._ordered(writer[0]) and (
+                    self.equal or writer[1] != site or not (same_value(a, offset, value) if same is None else same)):
             self.race(memory, offset, writer[0], writer[1], site, "writes", "written", writer[3])
         if log is not None:
             if log[0] is token or memory.met:
@@ -193,13 +194,13 @@ class Races:
             if memory.space is GLOBAL else "with no cluster_sync() between"
         new = machine.report("race", f"{doing} {self.say(memory, offset)}, which thread {by.index} of "
                                      f"{'the same block' if same_block else f'block {by.block.index}'} has {done} "
-                                     f"{between}", site, thread,
+                                     f"{between}", site, thread, pair=other_site,
                              others=[(f"{done} at", machine.place(other_site, by))])
         if new and machine.film is not None:
             machine.film.race(memory, offset, by, other_site)
 
 
-def _same(a, offset, value):
+def same_value(a, offset, value):
     """Whether an element already has the value that is written."""
     if a is None:
         return False

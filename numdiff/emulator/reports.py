@@ -55,14 +55,17 @@ class Reports:
         """The `Place` of the program's line that a frame is at."""
         return Place(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
 
-    def report(self, kind, message, site, thread=None, others=()):
-        """Note a fault, and return whether it is new; the same kind at the same line is counted, not repeated."""
-        known = self.seen_faults.get((kind, site))
+    def report(self, kind, message, site, thread=None, others=(), pair=None):
+        """Note a fault, and return whether it is new; the same kind at the same line is counted, not repeated.
+
+        pair: of a race, the other line
+        """
+        known = self.seen_faults.get((kind, site, pair))
         if known is not None:
             known.count += 1
             return False
         fault = Fault(kind, message, self.place(site, thread or self.thread), list(others), 1, self.kernel)
-        self.seen_faults[kind, site] = fault
+        self.seen_faults[kind, site, pair] = fault
         self.faults.append(fault)
         if self.film is not None:
             self.film.fault(fault, thread or self.thread)

@@ -153,7 +153,7 @@ class Rewriter(ast.NodeTransformer):
         self.filmed, code = filmed, function.__code__
         self.parameters = set(code.co_varnames[:code.co_argcount + code.co_kwonlyargcount])
         self.outside = Outside(function)
-        self._bindings = None
+        self._bindings, self.makes_local = None, False
 
     def visit(self, node):
         """As the base class does, without a search for the method each time."""
@@ -483,6 +483,13 @@ class Rewriter(ast.NodeTransformer):
         node.test = ast.copy_location(ast.BoolOp(ast.And(), [turn, *report, node.test]), node)
         return node
 
+    def visit_Return(self, node):
+        """A local array must not leave the function that makes it."""
+        self.generic_visit(node)
+        if self.checked and node.value is not None and not isinstance(node.value, ast.Constant) and self.makes_local:
+            node.value = self.call("__returned", (node.value,), node)
+        return node
+
     def visit_Expr(self, node):
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "breakpoint":
@@ -666,6 +673,7 @@ def rewrite(function, sites, checked, given=None, filmed=False, change=None):
     filmed = filmed and function.__globals__.get("WORDS") is not True
     rewriter = Rewriter(function, sites, checked, fixed_names(function), integers, filmed)
     rewriter.tree = tree
+    rewriter.makes_local = any(isinstance(n, ast.Call) and shared_or_local(n) == "local" for n in ast.walk(tree))
     if filmed:
         tree.body = Reporting(rewriter.site).of_function(tree)
     tree = rewriter.visit(tree)

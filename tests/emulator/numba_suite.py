@@ -277,7 +277,12 @@ def main():
     import numdiff.emulator  # noqa: F401
     importlib.import_module(f"{numba.cuda.__name__}.testing")
 
+    done = {}
+
     def heard(child):
+        done.update(child.results)
+        if options.json:
+            pathlib.Path(options.json).write_text(json.dumps({short(n): o for n, o in done.items()}, indent=0))
         print(f"{short(child.module)}: {tally(child.results)}", file=sys.stderr, flush=True)
 
     found = run_all([Child(m) for m in modules(options.files)], options.workers, heard)
@@ -290,8 +295,6 @@ def main():
         found.update(run_all([Child(m, True, {n for n in found if n not in names}) for m, names in again.items()],
                              options.workers, heard))
     results = {short(name): outcome for name, outcome in found.items()}
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(results, indent=0))
     if options.show:
         for name, (outcome, why) in results.items():
             if outcome in ("fail", "broken"):

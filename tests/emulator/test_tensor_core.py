@@ -47,6 +47,7 @@ from numdiff.emulator import Emulator, KernelFault, fragments
 from numdiff.emulator.counts import Recorder
 from tests.conftest import exhaustive, exhaustively, needs, relative_error
 from tests.emulator import kernels_mma
+from tests.emulator.planting import race_between
 from tests.kernels.compile_logs import architecture, assemble
 
 MODES = pytest.mark.parametrize("checks", [True, False], ids=["checked", "unchecked"])
@@ -223,6 +224,30 @@ def test_ldmatrix_spreads_matrices_over_a_warp(rng, checks):
     arguments = ldmatrix_arguments(rng)
     launch(ldmatrix_kernel, 32, *arguments, checks=checks)
     check_ldmatrix(*arguments)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("order", ["forward", "reversed"])
+def test_ldmatrix_needs_the_stores_of_all_rows_before_it(rng, order, transposed):
+    """Each lane stores the row whose address it gives, but other lanes receive it: a syncwarp must come between."""
+    load = ldmatrix_x1_trans if transposed else ldmatrix_x1
+
+    def kernel_with(barrier):
+        @cuda.jit
+        def kernel(x, y):
+            tile = cuda.shared.array((32, 8), "float16")
+            lane = cuda.threadIdx.x
+            for c in range(8):
+                tile[lane, c] = x[lane, c]  # mark: store of a row
+            if barrier:
+                cuda.syncwarp()
+            y[lane] = load(shared_address(tile) + 16 * lane)  # mark: load of rows
+        return kernel
+
+    x, y = rng.standard_normal((32, 8)).astype(np.float16), np.zeros(32, np.uint32)
+    launch(kernel_with(True), 32, x, y, order=order)
+    faults = faults_of(kernel_with(False), 32, x, y, order=order)
+    race_between(faults, __file__, *map(line_with, ("mark: store of a row", "mark: load of rows")))
 
 
 @cuda.jit(device=True)
