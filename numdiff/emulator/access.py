@@ -22,6 +22,7 @@ class Access(Races):
         self.bounds, self.initialised, self.races = ("bounds" in checks, "uninitialised" in checks, "race" in checks)
         self.negative, self.equal = "negative index" in checks, "equal writes" in checks
         self.load, self.store = self._make_load(), self._make_store()
+        self.load2 = self._make_load2()
 
     # where ------------------------------------------------------------------------------------------------------------
 
@@ -128,6 +129,45 @@ class Access(Races):
             return value if a.kind is None else a.kind(value)
 
         return load
+
+    def _make_load2(self):
+        """`load` of two indices. Most reads are of shared tiles that threads only read since the last barrier: then
+        only the list of reads gets longer."""
+        machine, load, Checked, calm = self.machine, self.load, CheckedArray, self._calm
+        quick = self.races and machine.noted_access is None
+
+        def load2(a, i, j, site):
+            if quick and a.__class__ is Checked:
+                memory, token = a.memory, machine.token
+                if memory.calm is token and a.calm is token or calm(a, memory, token):
+                    try:
+                        if 0 <= j < a.columns and 0 <= i < a.rows:  # arrays of one dimension have no columns
+                            offset = a.offset + i * a.row + j * a.column
+                            memory.reads.append((offset, 1, 1, machine.thread.stamp, site, token))
+                            value = a.flat[offset >> a.shift]
+                            return value if a.kind is None else a.kind(value)
+                    except TypeError:  # no number
+                        pass
+            return load(a, (i, j), site)
+
+        return load2
+
+    @staticmethod
+    def _calm(a, memory, token):
+        """Whether all of an array has been written, and nothing in its memory since the block's barrier, and no copy is
+        in flight there; whatever changes that sets the memory's `calm` to None."""
+        if memory.reads_of is not token or memory.written_in is token or memory.met or not memory.plain or memory.busy:
+            return False
+        if a.calm is not token:
+            if a.tried is token or min(a.strides, default=0) < 0:
+                return False
+            a.tried = token  # once, as it takes long
+            end = a.offset + a.itemsize + sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True))
+            if memory.valid is not None and 0 in memory.valid[a.offset:end]:
+                return False
+            a.calm = token
+        memory.calm = token
+        return True
 
     def _make_store(self):
         machine, locate, check_write = self.machine, self.locate, self.check_write

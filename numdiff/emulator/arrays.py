@@ -16,11 +16,12 @@ class CheckedArray:
     """An array whose elements are read and written through the emulator's checks."""
 
     __slots__ = ("memory", "offset", "shape", "strides", "dtype", "itemsize", "shift", "ndim", "flat", "kind", "cast",
-                 "exact", "name", "machine", "size", "rows", "columns", "row", "column")
+                 "exact", "name", "machine", "size", "rows", "columns", "row", "column", "calm", "tried")
 
     def __init__(self, machine, memory, offset, shape, dtype, strides=None, name=""):
         self.machine, self.memory, self.offset, self.shape, self.dtype = machine, memory, offset, shape, dtype
         self.itemsize = itemsize = dtype.itemsize
+        self.calm = self.tried = None  # see `Access._calm`
         self.ndim, self.size = len(shape), math.prod(shape)
         self.strides = strides or ((itemsize,) if len(shape) == 1 else contiguous_strides(shape, itemsize))
         self.shift = itemsize.bit_length() - 1  # sizes are powers of two

@@ -84,6 +84,7 @@ class Pending:
         self.kind, self.memory, self.start, self.stop, self.writes = kind, memory, start, stop, writes
         self.thread, self.site, self.wait, self.pieces, self.done = thread, site, wait, pieces, None
         memory.busy.append(self)
+        memory.calm = None
 
     def at(self, offset, size):
         """This entry if it is in a range of bytes, else None."""
@@ -105,6 +106,7 @@ class Watch:
     def __init__(self, memory, start, stop, function):
         self.memory, self.start, self.stop, self.function = memory, start, stop, function
         memory.busy.append(self)
+        memory.calm = None
 
     def at(self, offset, size):
         if self.start < offset + size and offset < self.stop:

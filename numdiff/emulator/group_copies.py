@@ -48,7 +48,7 @@ class Copy:
             machine.film.access(memory, offset, self.size, self.site, True)
         if machine.access.races:
             written = (self.thread.stamp, self.site, machine.token, False)
-            memory.written_in = machine.token
+            memory.written_in, memory.calm = machine.token, None
             memory.writer.update(dict.fromkeys(range(offset, end, 2), written))
         if "asynchronous" in machine.checks:
             _words_in_use(memory, True).remove(self, offset, self.size)
@@ -94,6 +94,7 @@ class WordsInUse:
     def __init__(self, memory, writes):
         self.memory, self.writes, self.words, self.start, self.stop = memory, writes, {}, 0, EVERYTHING
         memory.busy.append(self)
+        memory.calm = None
 
     def at(self, offset, size):
         """A copy that uses some of these bytes, or None."""

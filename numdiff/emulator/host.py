@@ -190,6 +190,11 @@ def _emulated_gpu(machine):
     """What `cuda.get_current_device()` gives."""
     return _Device("get_current_device()", {
         "name": "emulated GPU", "id": 0, "compute_capability": machine.cc, "WARP_SIZE": 32, "MULTIPROCESSOR_COUNT": 2,
+        "COMPUTE_CAPABILITY_MAJOR": machine.cc[0], "COMPUTE_CAPABILITY_MINOR": machine.cc[1],
+        "uuid": "GPU-00000000-0000-0000-0000-000000000000", "supports_float16": machine.cc >= (5, 3),
+        "supports_bfloat16": machine.cc >= (8, 0), "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": machine.shared_limit,
+        "MAX_THREADS_PER_MULTI_PROCESSOR": 2048, "UNIFIED_ADDRESSING": 1,
+        "get_primary_context": lambda: _Context(machine),
         "MAX_THREADS_PER_BLOCK": MAX_THREADS, "MAX_SHARED_MEMORY_PER_BLOCK": STATIC_SHARED,
         **{f"MAX_{what}_DIM_{axis}": size for what, sizes in (("BLOCK", MAX_BLOCK), ("GRID", MAX_GRID))
            for axis, size in zip("XYZ", sizes, strict=True)}, "reset": lambda: None, "synchronize": lambda: None})
@@ -205,9 +210,11 @@ class _Context(_Device):
 
     def __init__(self, machine):
         super().__init__("current_context()", {
-            "device": _emulated_gpu(machine), "reset": lambda: None, "synchronize": lambda: None, "push": lambda: None,
-            "pop": lambda: None, "get_memory_info": lambda: _MemoryInfo(MEMORY, MEMORY),
-            "deallocations": Namespace("current_context().deallocations", {"clear": lambda: None})})
+            "id": 0, "device": _emulated_gpu(machine), "reset": lambda: None, "synchronize": lambda: None,
+            "push": lambda: None, "pop": lambda: None, "get_memory_info": lambda: _MemoryInfo(MEMORY, MEMORY),
+            "create_stream": lambda *options: _Stream(), "create_event": lambda timing=True: _Event(),
+            "get_default_stream": _Stream, "deallocations": (pending := []),  # memory is freed at once
+            "memory_manager": Namespace("the memory manager", {"deallocations": pending})})
 
 
 class _MemoryInfo(NamedTuple):

@@ -97,14 +97,14 @@ class Linking:
         helpers = {"__turn": lambda weight: self.scheduler.turn(weight), "__here": self._here, "__emulated__": True,
                    "__unsupported": unsupported, "__literal": values.literal, "__constant": constant,
                    "__method": method, "__range": any_range, "__zip": zipped, "__unified": arithmetic.unified,
-                   "__unbound": unbound, "__wait": generators.wait(self)}
+                   "__unbound": unbound, "__float32": values.float32, "__wait": generators.wait(self)}
         operations = {f"__{name}": function for name, function in (*arithmetic.OPERATIONS.items(),
                                                                    *arithmetic.COMPARISONS.items())}
         if not self.checked:
             def augment(array, index, operation, value):
                 array[index] = operation(array[index], value)
             return {**helpers, **operations, **self._fused(operations), "__augment": augment}
-        load, store = self.access.load, self.access.store
+        load, store, load2 = self.access.load, self.access.store, self.access.load2
 
         def returned(value, site):
             for array in values.leaves((value,)):
@@ -123,7 +123,7 @@ class Linking:
         if self.film is not None:
             helpers.update(self.film.helpers(self))
         return {**helpers, **operations, **self._fused(operations), "__augment": augment, "__load": load,
-                "__store": store, "__returned": returned, "__tuple": tuple}
+                "__load2": load2, "__store": store, "__returned": returned, "__tuple": tuple}
 
     def _fused(self, operations):
         """a + b * c and a * b + c in one call, as kernels are full of them: what the two operations do."""

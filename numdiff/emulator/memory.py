@@ -17,7 +17,7 @@ class Memory:
     """A range of bytes. `address` is its address in its space; `valid[i]` says whether byte i was ever written."""
 
     __slots__ = ("space", "name", "bytes", "size", "address", "valid", "writer", "reader", "views", "busy", "barriers",
-                 "layouts", "shadowed", "met", "released", "reads", "reads_of", "written_in", "mixed", "owner",
+                 "layouts", "shadowed", "met", "released", "reads", "reads_of", "written_in", "mixed", "owner", "calm",
                  "width", "grain", "plain", "__weakref__")
 
     def __init__(self, space, size, name="", address=0, data=None, valid=False):
@@ -31,6 +31,7 @@ class Memory:
         self.views = {}
         self.shadowed = space in (SHARED, GLOBAL)  # whether several threads can meet here
         self.met = space is GLOBAL  # whether several blocks can
+        self.calm = None  # the token of a block's barrier, since which all reads here are alike: see `Access._calm`
         self.owner = None  # of a local array: the frame of the function whose call made it
         self.width, self.grain = None, 0  # see `seen_as`
         self.plain = self.shadowed  # accesses are tracked by their first byte: there is no grain
@@ -58,6 +59,7 @@ class Memory:
         if not self.size:
             self.bytes, self.valid, self.views = np.empty(room, np.uint8), bytearray(room), {}
         self.bytes[self.size:size] = POISON
+        self.calm = None
         self.size = size
 
     def view(self, dtype):
@@ -74,7 +76,7 @@ class Memory:
         if self.width is None:
             self.width = size
         elif size != self.width:
-            self.grain, self.plain = min(self.grain or size, size, self.width), False
+            self.grain, self.plain, self.calm = min(self.grain or size, size, self.width), False, None
 
     def mark_written(self, start=0, stop=None):
         if self.valid is not None:

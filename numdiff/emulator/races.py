@@ -71,7 +71,7 @@ class Races:
             for read in reads:
                 self._log(memory, read)
         if not memory.met and memory.reads_of is self.machine.token:
-            memory.reads_of, memory.mixed = None, memory.reads_of
+            memory.reads_of, memory.mixed, memory.calm = None, memory.reads_of, None
 
     def _log(self, memory, read):
         offset, size, step, stamp, site, token = read
@@ -151,7 +151,7 @@ class Races:
             memory.reader[offset] = None
         if atomic and writer is not None and not writer[3] and writer[0][0] is stamp[0] and writer[2] is token:
             return  # others must still come after this thread's plain store, whatever it does atomically
-        memory.written_in = token
+        memory.written_in, memory.calm = token, None
         entry = (stamp, site, token, atomic)
         memory.writer[offset] = entry
         if size == 4:
@@ -179,7 +179,7 @@ class Races:
             for at in places:
                 self.check_write(memory, at, step, site)
             return
-        memory.written_in = token
+        memory.written_in, memory.calm = token, None
         writers.update(dict.fromkeys(places if step <= 2 else range(offset, offset + size, 2),
                                      (stamp, site, token, False)))
 

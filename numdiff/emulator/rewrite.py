@@ -17,10 +17,6 @@ In a checked function each of these calls also carries the number of its site (i
 """
 import ast
 import contextlib
-import inspect
-import linecache
-import textwrap
-import tokenize
 import types
 import weakref
 from typing import NamedTuple
@@ -33,6 +29,7 @@ from .loops import WAITING
 from .namespace import TWINS
 from .overloads import overloads_of
 from .signatures import explicit_signatures
+from .source import source_tree
 from .values import TYPES, is_numbas, scalar
 from .whole_arrays import WHOLE
 
@@ -64,71 +61,6 @@ class Sites:
 _MAKING = weakref.WeakKeyDictionary()  # code of a function -> whether it makes arrays
 _METHODS = {}  # class of a node -> the rewriter's method for it
 SITES = Sites()  # of all machines: site numbers are compiled into the rewritten functions
-
-
-def source_tree(function):
-    """The syntax tree of a function's definition, line numbers as in its file; None if the source is not known."""
-    code = function.__code__
-    if code.co_name == "<lambda>":
-        return lambda_tree(function)
-    try:
-        tree = quick_tree(code)
-    except (SyntaxError, ValueError):
-        tree = None
-    if tree is not None:
-        return tree
-    try:
-        lines, start = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # its file is another text, such as a page with it
-        return None
-    node = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name), None)
-    if node is not None:
-        ast.increment_lineno(tree, start - 1)
-    return node
-
-
-def quick_tree(code):
-    """The same, from the first line of a definition to the next one that is not indented more. None or a `SyntaxError`
-    if that is wrong: a string or parentheses may reach further."""
-    linecache.checkcache(code.co_filename)
-    lines, start = linecache.getlines(code.co_filename), code.co_firstlineno - 1
-    if not 0 <= start < len(lines):
-        return None
-    indent, stop, inside = _indent(lines[start]), start + 1, lines[start].lstrip().startswith("def ")
-    while stop < len(lines):
-        line = lines[stop]
-        if _indent(line) <= indent and not line.isspace() and not line.lstrip().startswith("#"):
-            if inside:
-                break
-            inside = line.lstrip().startswith("def ")  # after its decorators
-        stop += 1
-    above = "\n" * start if not indent else "\n" * (start - 1) + "if 1:\n"
-    tree = ast.parse(above + "".join(lines[start:stop])).body
-    node = (tree[0].body if indent else tree)[0]
-    return node if isinstance(node, ast.FunctionDef) and node.name == code.co_name else None
-
-
-def _indent(line):
-    return len(line) - len(line.lstrip())
-
-
-def lambda_tree(function):
-    """A lambda as a definition; None if its source is not known, or where its line has several."""
-    code = function.__code__
-    try:
-        tree = ast.parse("".join(inspect.findsource(function)[0]))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
-    if len(found) > 1 and hasattr(code, "co_positions"):
-        positions = {(line, column) for line, _, column, _ in code.co_positions()}
-        found = [n for n in found if (n.body.lineno, n.body.col_offset) in positions]
-    if len(found) != 1:
-        return None
-    body = ast.copy_location(ast.Return(found[0].body), found[0].body)
-    more = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}  # from Python 3.12 on
-    return ast.copy_location(ast.FunctionDef(code.co_name, found[0].args, [body], [], None, None, **more), found[0])
 
 
 SHUFFLES = ("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync")
@@ -297,8 +229,29 @@ class Rewriter(ast.NodeTransformer):
         for product, other, name in ((node.right, node.left, "__AddMult"), (node.left, node.right, "__MultAdd")):
             if isinstance(node.op, ast.Add) and self.is_product(product, node):
                 factors = product.args[:2]
-                return self.call(name, (other, *factors) if product is node.right else (*factors, other), node)
+                return self.fused(name, (other, *factors) if product is node.right else (*factors, other), node)
         return self.operation(node.op, (node.left, node.right), node) if type(node.op).__name__ in OPERATIONS else node
+
+    def fused(self, name, operands, node):
+        """A product and a sum, most often of three float32, for which no function is called."""
+        if self.integers is None:  # what is counted calls one for each operation
+            return self.call(name, operands, node)
+        known, first = [], []  # how each operand is read again; its first evaluation, in order, which is never None
+        for operand in operands:
+            if isinstance(operand, ast.Name):
+                known.append(operand.id)
+            else:
+                known.append(self.temporary())
+                first.append(ast.Compare(ast.NamedExpr(ast.Name(known[-1], ast.Store()), operand), [ast.IsNot()],
+                                         [ast.Constant(None)]))
+        a, b, c = (ast.Name(n, ast.Load()) for n in known)
+        single = [ast.Compare(ast.Attribute(ast.Name(n, ast.Load()), "__class__", ast.Load()), [ast.Is()],
+                              [ast.Name("__float32", ast.Load())]) for n in known]
+        mult, add = ast.Mult(), ast.Add()
+        sum_ = ast.BinOp(a, add, ast.BinOp(b, mult, c)) if name == "__AddMult" else ast.BinOp(
+            ast.BinOp(a, mult, b), add, c)
+        return ast.copy_location(ast.IfExp(ast.BoolOp(ast.And(), first + single), sum_, self.call(
+            name, [ast.Name(n, ast.Load()) for n in known], node)), node)
 
     @staticmethod
     def is_product(node, of):
@@ -406,6 +359,9 @@ class Rewriter(ast.NodeTransformer):
         self._note_negative(node)
         self.generic_visit(node)
         if self.checked and isinstance(node.ctx, ast.Load):
+            parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else ()
+            if len(parts) == 2 and not any(isinstance(e, (ast.Slice, ast.Starred)) for e in parts):
+                return self.call("__load2", (node.value, *parts), node)
             load = self.call("__load", (node.value, self.index(node.slice)), node)
             if isinstance(node.value, ast.Name) and isinstance(node.slice, ast.Constant):
                 kind = ast.Attribute(node.value, "__class__", ast.Load())  # most such values are tuples, not arrays

@@ -2,8 +2,9 @@
 
 The tests are those of the installed numba-cuda, `numba.cuda.tests.cudapy` and `.doc_examples`; nothing of them is
 copied. numba_suite.txt lists the ones that do not pass, in groups with the reason. A test that fails and is not listed
-is an error, and so is a listed one that passes. Test files run in child processes, each test for at most LIMIT seconds.
-A test that fails is run again after Numba's compiler, `emulator.device(compile=True)`: some look at what it makes.
+is an error, and so is a listed one that passes. Test files run in child processes, each test for at most LIMIT seconds
+of the processor. A test that fails is run again after Numba's compiler, `emulator.device(compile=True)`: some look at
+what it makes.
 
     python -m tests.emulator.numba_suite                        # all 1,600, in a quarter of an hour on two cores
     python -m tests.emulator.numba_suite test_atomics test_sm   # these files; --show prints why tests fail
@@ -25,9 +26,10 @@ import time
 import unittest
 
 LIST = pathlib.Path(__file__).with_name("numba_suite.txt")
+SITE = LIST.parent / "site"  # its sitecustomize.py enters the emulator in processes that tests start
 PACKAGES = "cudapy", "doc_examples"
-LIMIT = 60  # seconds of one test
-GRACE = 20  # seconds after which a child that has not ended such a test itself is killed
+LIMIT = 60  # seconds of processor time of one test
+SILENCE = 600  # seconds without a result after which a child is killed
 
 
 class Late(BaseException):
@@ -50,10 +52,10 @@ class Results(unittest.TestResult):
         super().startTest(test)
         self._failed = False
         self._say(start=test.id())
-        signal.alarm(LIMIT)
+        signal.setitimer(signal.ITIMER_PROF, LIMIT)
 
     def stopTest(self, test):
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         super().stopTest(test)
 
     def _ended(self, test, outcome, why=""):
@@ -98,7 +100,8 @@ def run_module(name, compile, without, pipe):
     """Run the tests of a module, but those named."""
     from numdiff import emulator
     emulator.install(float64=True, compile=compile)
-    signal.signal(signal.SIGALRM, _late)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), str(SITE.parents[2]), os.environ.get("PYTHONPATH", "")])
+    signal.signal(signal.SIGPROF, _late)
     try:
         module = importlib.import_module(name)
     except unittest.SkipTest as reason:
@@ -182,7 +185,7 @@ class Child:
         return bool(data)
 
     def hangs(self):
-        return time.monotonic() - self.heard > LIMIT + GRACE
+        return time.monotonic() - self.heard > SILENCE
 
     def end(self):
         """After the process's end: whether all tests have a result. One that has ended its process is noted."""

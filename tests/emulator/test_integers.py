@@ -9,7 +9,8 @@ from numba import cuda, int32, int64, uint32
 from numdiff.emulator import Emulator
 from numdiff.emulator.counts import count
 from numdiff.emulator.integers import INDEX, UNKNOWN, Integers, magnitude_of
-from numdiff.emulator.rewrite import SITES, rewrite, source_tree
+from numdiff.emulator.rewrite import SITES, rewrite
+from numdiff.emulator.source import source_tree
 
 FACTOR = 3
 HUGE = (1 << 62) + 1
