@@ -126,12 +126,15 @@ class Races:
         """Check a write of the current thread against the last accesses there, and remember it.
 
         Nothing is reported where several threads write the same value on the same line, such as a flag that all set,
-        but with the check "equal writes". same: whether the value is the old one, where `value` and `a` do not say it
+        but with the check "equal writes"; nor, without the check "unchanged", where a write leaves the value as it is.
+        same: whether it does, where `value` and `a` do not say it
         """
         stamp, token = self.machine.thread.stamp, self.machine.token
         if memory.reads:
             self.settle(memory)
         writer = log = None
+        if not self.unchanged and (same_value(a, offset, value) if same is None else same):
+            return
         if memory.met or memory.written_in is token:
             writer = memory.writer.get(offset)
         if memory.met or memory.mixed is token:

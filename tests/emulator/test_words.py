@@ -83,6 +83,21 @@ def test_equal_writes_race_where_one_is_strict():
 
 
 @cuda.jit
+def rewritten(x, o):
+    i = cuda.threadIdx.x
+    o[0] = 5  # all write it
+    x[i] = o[0] + 1  # and read it
+
+
+def test_writes_that_change_nothing_race_with_none_where_one_is_relaxed():
+    x, o = np.zeros(4), np.zeros(1)
+    race_between(faults_of(rewritten, 1, 4, x, o), __file__, *(marked(__file__, m) for m in ("all write it",
+                                                                                            "and read it")))
+    run(rewritten, 1, 4, x, o, checks="relaxed")
+    assert x.tolist() == [6] * 4
+
+
+@cuda.jit
 def last(x, o):
     i = cuda.threadIdx.x
     o[i] = x[i - 1]  # from the end
