@@ -20,8 +20,7 @@ class Access(Races):
         self.machine = machine
         checks = machine.checks
         self.bounds, self.initialised, self.races = ("bounds" in checks, "uninitialised" in checks, "race" in checks)
-        self.negative, self.equal, self.unchanged = ("negative index" in checks, "equal writes" in checks,
-                                                     "unchanged" in checks)
+        self.negative, self.equal, self.unchanged = ("negative" in checks, "equal" in checks, "unchanged" in checks)
         self.load, self.store = self._make_load(), self._make_store()
         self.load2 = self._make_load2()
 

@@ -28,9 +28,9 @@ from .schedule import Scheduler
 from .signatures import convert_arguments, is_hint
 from .threads import Dim3, greenlet
 
-CHECKS = ("bounds", "negative index", "uninitialised", "race", "unchanged", "divergence", "float64", "asynchronous")
-LEVELS = {"relaxed": tuple(name for name in CHECKS if name not in ("negative index", "unchanged")),
-          "strict": (*CHECKS, "equal writes")}
+CHECKS = ("bounds", "negative", "uninitialised", "race", "unchanged", "divergence", "float64", "asynchronous")
+STRICT = ("equal",)  # checks of what may be meant: two threads write the same value on one line
+LEVELS = {"relaxed": tuple(name for name in CHECKS if name not in ("negative", "unchanged")), "strict": CHECKS + STRICT}
 ORDERS = ("forward", "reversed", "shuffled")
 # Limits of a launch: CUDA programming guide, "Compute Capabilities", tables of technical specifications.
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
@@ -57,9 +57,8 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
     """An emulated GPU. Get one from `numdiff.emulator.device(...)`.
 
     cc: compute capability
-    checks: True, False (none), or names of CHECKS; "relaxed": as True, but a negative index counts from the end, as
-        compiled, and a write that leaves a value as it is (`unchanged`) races with none; "strict": as True, and threads
-        that write equal values on one line race, too
+    checks: True (CHECKS), False (none), or names of CHECKS and STRICT; "relaxed": a negative index counts from the end,
+        as compiled, and a write that leaves a value as it is (`unchanged`) races with none; "strict": CHECKS and STRICT
     order: in which order threads take their turns; seed: of the order "shuffled"
     on_fault: "raise" a `KernelFault` at the end of a launch that had faults, or "collect" them in `faults`
     float64: whether float64 arithmetic is meant. False: it is a fault. None: it is meant where a kernel is given a

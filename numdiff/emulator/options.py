@@ -5,7 +5,7 @@ This file imports nothing of the emulator: pytest reads it in projects without k
 import argparse
 from typing import Any, NamedTuple
 
-NAMES = ("bounds", "negative", "uninitialised", "race", "divergence", "float64", "asynchronous")  # as launch.CHECKS
+NAMES = ("bounds", "negative", "uninitialised", "race", "unchanged", "divergence", "float64", "asynchronous")
 EQUAL = "equal"  # as launch.STRICT
 THREAD_ORDERS = ("forward", "reversed", "shuffled")  # as launch.ORDERS
 

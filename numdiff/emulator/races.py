@@ -126,7 +126,7 @@ class Races:
         """Check a write of the current thread against the last accesses there, and remember it.
 
         Nothing is reported where several threads write the same value on the same line, such as a flag that all set,
-        but with the check "equal writes"; nor, without the check "unchanged", where a write leaves the value as it is.
+        but with the check "equal"; nor, without the check "unchanged", where a write leaves the value as it is.
         same: whether it does, where `value` and `a` do not say it
         """
         stamp, token = self.machine.thread.stamp, self.machine.token
