@@ -12,6 +12,7 @@ what it makes.
 Needs the packages that those tests import: `pip install filecheck cffi psutil`.
 """
 import argparse
+import contextlib
 import fnmatch
 import importlib
 import importlib.util
@@ -66,6 +67,8 @@ class Results(unittest.TestResult):
         kind, value, trace = error
         if kind is Late:
             return self._ended(test, "fail", f"takes more than {LIMIT} s")
+        if kind.__name__ == "Skipped":  # pytest's
+            return self._ended(test, "skip", str(value))
         lines = [line for line in self._exc_info_to_string(error, test).splitlines() if line.strip()]
         return self._ended(test, "fail", "\n".join(lines[-40:]))
 
@@ -279,6 +282,8 @@ def main():
 
     import numdiff.emulator  # noqa: F401
     importlib.import_module(f"{numba.cuda.__name__}.testing")
+    with contextlib.suppress(Exception):  # the search for the compiler's libraries takes long, too
+        importlib.import_module(f"{numba.cuda.__name__}.cudadrv.nvrtc").get_supported_ccs()
 
     done = {}
 
