@@ -74,8 +74,9 @@ class Emulator(Linking, Arguments, MemorySpaces, Reports):
             checks, str) else checks
         unknown = set(names) - set(LEVELS["strict"])
         if unknown:
-            raise ValueError(f"unknown checks {', '.join(sorted(unknown))}: use some of {', '.join(CHECKS + STRICT)}; or "
-                             "relaxed, or strict.")
+            raise ValueError(f"unknown checks {', '.join(sorted(unknown))}: "
+                             f"use some of {', '.join(CHECKS + STRICT)}, or "
+                             "relaxed or strict.")
         if order not in ORDERS:
             raise ValueError(f"unknown order {order!r}: use {', '.join(ORDERS)}.")
         if on_fault not in ("raise", "collect"):
