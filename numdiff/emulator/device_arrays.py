@@ -83,6 +83,7 @@ class EmulatedArray:
         view = EmulatedArray.__new__(EmulatedArray)
         view.shape, view.dtype, view.strides, view.memory = data.shape, data.dtype, data.strides, self.memory
         view.offset = data.ctypes.data - self.memory.address
+        view.stream = self.stream
         return view
 
     def mark_written(self):

@@ -86,8 +86,70 @@ def test_arrays_of_the_device(gpu):
     interface = x.T.__cuda_array_interface__
     assert interface["shape"] == (3, 2) and interface["strides"] == (4, 12) and interface["typestr"] == "<f4"
     assert cuda.is_cuda_array(x) and cuda.as_cuda_array(x) is x
-    with pytest.raises(emulator.Unsupported, match="the emulator's own arrays only"):
+    with pytest.raises(TypeError, match="doesn't implement the cuda array interface"):
         cuda.as_cuda_array(np.zeros(3))
+
+
+class Foreign:
+    """An array on the device in another library's class."""
+
+    def __init__(self, array):
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+
+def test_arrays_of_other_libraries_share_the_devices_memory(gpu):
+    x = cuda.to_device(np.arange(6.0).reshape(2, 3), stream=cuda.stream())
+    foreign = Foreign(x.T)
+    add_1[1, 6](foreign)
+    assert np.array_equal(x.copy_to_host(), np.arange(1.0, 7).reshape(2, 3))
+    again = cuda.as_cuda_array(foreign)
+    assert again.strides == (8, 24) and again.stream.external and again.stream.handle == x.stream.handle
+    with pytest.raises(emulator.Unsupported, match="is on a real GPU"):
+        cuda.from_cuda_array_interface({**foreign.__cuda_array_interface__, "data": (8, False)})
+    with pytest.raises(NotImplementedError, match="negative strides"):
+        x[::-1].copy_to_host()
+
+
+@cuda.jit
+def add_1(x):
+    i = cuda.threadIdx.x
+    if i < x.size:
+        x[i // x.shape[1], i % x.shape[1]] += 1
+
+
+def test_a_kernel_finds_an_array_of_the_device(gpu):
+    captured = cuda.to_device(np.zeros(2))
+
+    @cuda.jit
+    def count(y):
+        captured[cuda.threadIdx.x] += 1
+        y[cuda.threadIdx.x] = captured[cuda.threadIdx.x]
+
+    y = np.zeros(2)
+    count[1, 2](y)
+    count[1, 2](y)
+    assert y.tolist() == [2, 2] == captured.copy_to_host().tolist()
+
+
+def test_numba_compiles_first_where_that_is_asked():
+    from numba.core.errors import TypingError as OfNumba
+    from numba.cuda.core.errors import TypingError
+    with emulator.device(compile=True):
+        @cuda.jit("void(float32[:], float32)")
+        def scale(x, factor):
+            x[cuda.threadIdx.x] *= factor
+
+        x = np.ones(4, np.float32)
+        scale[1, 4](x, 0.5)
+        assert x.tolist() == [0.5] * 4
+        assert ".visible .entry" in next(iter(scale.inspect_asm().values()))
+
+        @cuda.jit
+        def wrong(x):
+            x[0] = x.nothing
+
+        with pytest.raises((TypingError, OfNumba), match="nothing"):
+            wrong[1, 1](x)
 
 
 class Doubled:
