@@ -211,7 +211,7 @@ def module_of(name):
 
 
 def run_all(waiting, workers, heard):
-    """{name of a test: (outcome, why)} of several `Child`, so many processes at once. They are forked, as importing
+    """{name of a test: (outcome, why)} of several `Child`, `workers` processes at once. They are forked, as importing
     Numba takes longer than most of them."""
     waiting, results, selector, children = waiting[::-1], {}, selectors.DefaultSelector(), 0
     while waiting or children:
