@@ -103,9 +103,11 @@ def _fits_vectors(x):
 
 def _problems():
     """One of each kind of window: padding, cropping, both at once, and one that leaves nothing of x inside."""
-    windows = (-1, -1, 6, 7), (0, 0, 5, 6), (1, 2, 2, 2), (-2, 1, 5, 3), (9, 0, 2, 2)
-    small = [Problem(x=array(2, 4, 5, channels), row=row, column=column, height=height, width=width, tolerance=0.0)
-             for row, column, height, width in windows for array, channels in ((single, 8), (half, 4), (single, 3))]
+    windows = {"padded": (-1, -1, 6, 7), "cropped": (1, 2, 2, 2), "both": (-2, 1, 5, 3), "outside": (9, 0, 2, 2)}
+    small = [Problem(f"{what}, {channels} channels", x=array(2, 4, 5, channels), row=row, column=column, height=height,
+                     width=width, tolerance=0.0)
+             for what, (row, column, height, width) in windows.items()
+             for array, channels in ((single, 8), (half, 4), (single, 3))]
     return [*small, Problem(x=half(8, 256, 256, 128), row=0, column=0, height=258, width=258, measured=True)]
 
 
