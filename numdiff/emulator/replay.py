@@ -8,8 +8,6 @@ waited in the emulator: for a barrier, for the other lanes of a warp operation, 
 The order of steps is therefore one that the program allows, and the values are those of the emulator's run. They may
 disagree only where threads race. A TMA load lands LATENCY steps after its issue.
 """
-from bisect import bisect_left
-
 import numpy as np
 
 from .memory import LOCAL
@@ -293,10 +291,6 @@ class Replay:
                 meets.setdefault(id(token), (until, token.name, set()))[2].add(row)
         self.waits = [(*key, mask) for key, mask in merged.items()]
         self.meets = sorted((step, name, sorted(rows)) for step, name, rows in meets.values())
-
-    def line_at(self, row, step):
-        """Index into `steps[row]` of the last one at or before a step, -1 for none."""
-        return bisect_left(self.steps[row], (step + 1,)) - 1
 
 
 def memory_value(array, data):

@@ -235,7 +235,7 @@ def test_a_race_has_both_accesses():
                                     (found.others, fault.others[0][1].line, fault.others[0][1].thread)):
             step, row, lane = where[number]
             assert 32 * row + lane == thread[0]
-            assert SITES.places[found.steps[row][found.line_at(row, step)][1]][2] == line
+            assert [at for when, at, _ in lines(found, row) if when <= step][-1] == line
     with pytest.raises(emulator.KernelFault):
         emulator.trace(no_barrier, 1, 64, np.ones(64, float32), np.zeros(64, float32), on_fault="raise")
 
