@@ -130,6 +130,6 @@ def kernel_files() -> list[pathlib.Path]:
     for name in kernel_packages()[1:]:
         with contextlib.suppress(ImportError):
             spec = importlib.util.find_spec(name)
-            found += [pathlib.Path(spec.origin)] if spec else []
+            found += [pathlib.Path(spec.origin)] if spec and spec.origin else []
     return [path for origin in found for path in
             (sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin])]

@@ -58,6 +58,8 @@ class EmbeddedBlock(Module):
     """A block that takes the embedding of timestep and class: forward(x, embedded, randomness), where embedded is
     {block: result of its emb_layers[1]}."""
 
+    emb_layers: Numbered
+
 
 class ResBlock(EmbeddedBlock):
     """norm, SiLU, conv; add (or scale and shift by) the embedding; norm, SiLU, dropout, conv; plus the input.
