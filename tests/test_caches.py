@@ -115,6 +115,26 @@ def test_pictures_of_another_user_are_not_read(root, tmp_path, other_user):
         open_dataset(tmp_path / "photos", 8)
 
 
+def test_what_is_no_file_in_the_place_of_pictures(root, tmp_path):
+    """A link and a FIFO are replaced, their targets kept; a folder is named."""
+    from PIL import Image
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "a.png")
+    (tmp_path / "target").write_bytes(b"precious")
+    open_dataset(tmp_path / "photos", 8).close()
+    kept, = (root / "data").glob("*.h5")
+    for plant in (os.mkfifo, lambda path: path.symlink_to(tmp_path / "target"), lambda path: path.symlink_to(path)):
+        kept.unlink()
+        plant(kept)
+        open_dataset(tmp_path / "photos", 8).close()
+        assert kept.is_file() and not kept.is_symlink()
+    assert (tmp_path / "target").read_bytes() == b"precious"
+    kept.unlink()
+    kept.mkdir()
+    with pytest.raises(NumdiffError, match="where the pictures of a folder are kept, is a folder: remove it"):
+        open_dataset(tmp_path / "photos", 8)
+
+
 def test_a_user_without_a_home(monkeypatch, tmp_path):
     def home():
         raise RuntimeError("Could not determine home directory.")

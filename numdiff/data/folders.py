@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import shlex
+import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -75,6 +76,7 @@ def decoded(folder, image_size=None, say=None):
                            "NUMDIFF_CACHE_DIR to a folder of your own.") from None
     if _usable(path):
         return str(path)
+    _remove_irregular(path)
     decode = functools.partial(
         import_dataset, folder, path, image_size, force=True, strict=True, size_flag="--image-size",
         progress=lambda items, total: tracked(_ticking(items), total, "decoding", "picture"))
@@ -113,6 +115,17 @@ def _usable(path):
     except (OSError, NumdiffError):
         return False  # damaged: it is written again
     return True
+
+
+def _remove_irregular(path):
+    """Remove a link or a FIFO from the place of a dataset in the cache, which is this user's own; refuse a folder."""
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        raise NumdiffError(f"{path}, where the pictures of a folder are kept, is a folder: remove it.") from None
 
 
 def _for_training(sentence, folder):
