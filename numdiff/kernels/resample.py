@@ -21,7 +21,7 @@ COST
 SOURCE
     the UNet's down- and upsampling without convolution: Dhariwal and Nichol 2021, arXiv:2105.05233.
 READ NEXT
-    concat.py, the other half of a UNet's wiring.
+    window.py, which pads and crops.
 """
 import numpy as np
 

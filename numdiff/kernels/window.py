@@ -18,7 +18,7 @@ COST
 SOURCE
     zero padding of the strided convolutions of latent diffusion's autoencoder: Rombach et al. 2022, arXiv:2112.10752.
 READ NEXT
-    resample.py, which changes the resolution.
+    concat.py, the other half of a UNet's wiring.
 """
 import numpy as np
 

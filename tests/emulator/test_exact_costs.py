@@ -24,6 +24,7 @@ from numdiff.kernels import (
     resample,
     rmsnorm,
     scale_shift,
+    window,
 )
 from numdiff.kernels.conv2d import im2col
 from numdiff.kernels.diffusion import ahead, class_dropout, images, mse, q_sample, sampler, vlb
@@ -51,7 +52,7 @@ NOT_YET = {  # to be counted, too
 NOT_COUNTED = {"elementwise_cost", "levels_forward_cost", "loss_scale_update_cost", "latch_skips_cost",
                "count_update_cost", "linear_group_forward_cost", "linear_group_backward_cost",
                "matmul_first_forward_cost", "matmul_level_forward_cost", "matmul_mma_level_forward_cost",
-               "conv2d_level_forward_cost",
+               "conv2d_level_forward_cost", "depthwise_layernorm_forward_cost",  # the latter: of two kernels, both counted
                *NOT_YET}
 TABLES = 4 * B + 2 * 4 * B  # bytes of B timesteps and what they name in two tables
 
@@ -102,6 +103,8 @@ EXACT = [
           (resample.upsample_forward_cost, B, 2, 2, C), more=B * 16 * C),
     *case(lambda u, v: resample.upsample_backward(u(B, 4, 4, C), version=v),
           (resample.upsample_backward_cost, B, 4, 4, C)),
+    *case(lambda u, v: window.window_forward(u(B, 4, 4, C), -1, 1, 6, 5, version=v),
+          (window.window_forward_cost, np.empty((B, 4, 4, C)), -1, 1, 6, 5)),
     *case(lambda u, v: concat.concat_forward(u(P, C), u(P, 4), version=v), (concat.concat_forward_cost, P, C, 4)),
     *case(lambda u, v: concat.concat_backward(u(P, C), 8, version=v), (concat.concat_backward_cost, P, 8, C - 8)),
     *case(lambda u, v: images.images_forward(upload(np.ones((B, 3, 4, 3), np.uint8), u.device),

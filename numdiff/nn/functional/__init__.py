@@ -58,5 +58,5 @@ __all__ += extensions.entries("functional")
 
 
 def __getattr__(name):
-    globals()[name] = found = extensions.attribute_of(__name__, "functional", name)
+    globals()[name] = found = checked(extensions.attribute_of(__name__, "functional", name))
     return found
