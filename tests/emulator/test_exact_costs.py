@@ -52,7 +52,7 @@ NOT_YET = {  # to be counted, too
 NOT_COUNTED = {"elementwise_cost", "levels_forward_cost", "loss_scale_update_cost", "latch_skips_cost",
                "count_update_cost", "linear_group_forward_cost", "linear_group_backward_cost",
                "matmul_first_forward_cost", "matmul_level_forward_cost", "matmul_mma_level_forward_cost",
-               "conv2d_level_forward_cost", "depthwise_layernorm_forward_cost",  # the latter: of two kernels, both counted
+               "conv2d_level_forward_cost", "depthwise_layernorm_forward_cost",  # of two counted kernels
                *NOT_YET}
 TABLES = 4 * B + 2 * 4 * B  # bytes of B timesteps and what they name in two tables
 
