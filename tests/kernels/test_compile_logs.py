@@ -36,8 +36,8 @@ def test_a_kernel_of_each_folder_compiles(name):
 @exhaustive
 @pytest.mark.parametrize("name", names_of_tests()["variants"])
 def test_variants_compile(name):
-    """Enough variants of a text that each pair of constants occurs, for an H100; of these the widest with each constant
-    for every capability. `numdiff kernels check --device ptx` has all."""
+    """Enough variants of a text that each constant occurs, for an H100; of each text with tensor cores the widest for
+    every capability. `numdiff kernels check --device ptx` has all."""
     kernel, signature = kernels()[name]
     capabilities = capabilities_of(kernel)
     if name not in names_of_tests()["every capability"]:
