@@ -69,9 +69,12 @@ def test_key_of_a_launch():
                      "bool", "array(bool, 3d, C)"]
 
 
+WITH_KERNELS = "numdiff.kernels", "numdiff.extras"
+
+
 def test_every_kernel_has_a_name_of_its_own():
     """…by which another process finds it: (module, name) says all but the types."""
-    values = [value for name, module in list(sys.modules.items()) if name.startswith("numdiff.kernels")
+    values = [value for name, module in list(sys.modules.items()) if name.startswith(WITH_KERNELS)
               for value in list(vars(module).values())]
     kernels = [kernel for value in values for kernel in (value.values() if isinstance(value, dict) else [value])
                if hasattr(kernel, "py_func") and not kernel.targetoptions.get("device")]
@@ -84,7 +87,7 @@ def test_every_kernel_is_held_where_its_name_leads():
     """…to its own module, or to the launcher of its package, which comes with any module of it."""
     held = {}  # module -> the kernels that it holds
     for name, module in list(sys.modules.items()):
-        if name.startswith("numdiff.kernels"):
+        if name.startswith(WITH_KERNELS):
             for value in list(vars(module).values()):
                 held.setdefault(name, set()).update(
                     id(kernel) for kernel in (value.values() if isinstance(value, dict) else [value]))

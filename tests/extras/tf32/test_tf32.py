@@ -324,7 +324,7 @@ def test_errors_say_what_to_do(engine):
     a, b = engine(np.ones((9, 7))), engine(np.ones((5, 7)))
     with pytest.raises(ValueError, match="multiples of 4; use version=3"):
         P.matmul_forward(a, b, False, True, version=5)
-    with pytest.raises(ValueError, match=r"4 \(tf32\) of conv2d does not take .* on this device; use version=3"):
+    with pytest.raises(ValueError, match=r"4 \(tf32\) of conv2d does not take .* on this device; use version=7"):
         C.conv2d_forward(engine(np.ones((1, 4, 4, 3))), engine(np.ones((12, 3, 3, 3))), version=4)
 
 

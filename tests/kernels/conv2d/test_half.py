@@ -199,13 +199,13 @@ def test_statistics_with_the_result(engine, rng, shape, addends):
     runs = []
     for _ in range(engine.repeats):
         statistics = C.channel_statistics(x, weight, least=0)
-        got = C.conv2d_forward(x, weight, rest_[0], 1, None, *rest_[1:], statistics)
+        got = C.conv2d_forward(x, weight, rest_[0], 1, *rest_[1:], statistics)
         runs.append((got, statistics))
     engine.check(runs[0][0], y, TOLERANCE)
     engine.check(runs[0][1], channel_statistics_reference(download(runs[0][0]).astype(np.float64)), 1e-5)
     for got, again in zip(runs[0], runs[-1], strict=True):
         engine.check_equal(got, again)
-    plain = C.conv2d_forward(x, weight, rest_[0], 1, 6, *rest_[1:])
+    plain = C.conv2d_forward(x, weight, rest_[0], 1, *rest_[1:], version=6)
     engine.check_equal(plain, runs[0][0])
 
 
@@ -399,7 +399,7 @@ def test_addends_in_float32(engine, rng):
 @on()  # NumPy takes them
 def test_half_operands_that_do_not_fit_say_so(engine):
     x, weight = engine(np.ones((1, 4, 4, 12)), np.float16), engine(np.ones((20, 3, 3, 12)), np.float16)
-    with pytest.raises(ValueError, match=r"version 6 \(hopper\) does not take"):
+    with pytest.raises(ValueError, match=r"version 6 \(hopper\) of conv2d does not take"):
         C.conv2d_forward(x, weight, version=6)
     with pytest.raises(ValueError, match=r"version 2 \(im2col\) of conv2d is for float32"):
         C.conv2d_forward(x, weight, version=2)
