@@ -220,9 +220,17 @@ def compile_log(name, later=LATER):
     for capability, text in ptx_of(name).items():
         for target in (capability, *(later if capability == (8, 0) else ())):
             registers, wrong = assemble(text, target)
+            if target in LATER:
+                wrong = [line for line in wrong if not is_small_spill(line)]
             wrong = [*wrong, *["uses float64"] * (".f64" in text)]
             logs.append((architecture(target), registers, "; ".join(wrong)))
     return logs
+
+
+def is_small_spill(line):
+    """Whether ptxas spills at most 16 bytes a thread, as for 12.0 in two gradients of convolutions, written for 8.0."""
+    found = re.fullmatch(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)
+    return found is not None and max(map(int, found.groups())) <= 16
 
 
 def main():
