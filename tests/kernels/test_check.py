@@ -2,7 +2,6 @@
 import dataclasses
 import functools
 import hashlib
-import itertools
 import re
 
 import numpy as np
@@ -58,12 +57,12 @@ def runs(case, version, order):
 @functools.cache
 def names_by_order():
     """{thread order: names of a case and a version}. Shuffled: all that do not repeat others. Forward: of these the
-    first of each version, with float16 and without. Reversed: those that repeat others, as many as hold each two words
-    of their labels; `numdiff kernels check` has all."""
+    first of each version, with float16 and without. Reversed: those that repeat others, as many as hold each word of
+    their labels; `numdiff kernels check` has all."""
     run = {checking.Outcome(*pair).name: pair for pair in VERSIONS if not pair[0].only_compiled}
     others = [name for name, pair in run.items() if repeats(*pair)]
     shuffled = [name for name in run if name not in set(others)]
-    words = {name: pairs_of_words(*pair) for name, pair in run.items()}
+    words = {name: words_of(*pair) for name, pair in run.items()}
     reached = set().union(*(words[name] for name in shuffled))
     forward = {(run[name][0].name, run[name][1], "float16" in name): name for name in reversed(shuffled)
                if not (run[name][0].once or "bfloat16" in run[name][0].label)}  # float16 has both orders
@@ -71,10 +70,9 @@ def names_by_order():
             "reversed": set(covering(others, lambda name: words[name] - reached))}
 
 
-def pairs_of_words(case, version):
-    """Each two of the words of a case's label, and each by itself."""
-    words = sorted(set(case.label.split(", ")))
-    return {(case.name, version, *pair) for pair in itertools.combinations_with_replacement(words, 2)}
+def words_of(case, version):
+    """The words of a case's label."""
+    return {(case.name, version, word) for word in case.label.split(", ")}
 
 
 def bits_of(results):
