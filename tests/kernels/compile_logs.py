@@ -28,13 +28,11 @@ from tests.kernels.ptx_equal import normalised
 IN_REGISTERS = ("groupnorm.clusters.", "groupnorm.one_pass", "layernorm.", "rmsnorm.", "optimizer.muon.",
                 "transformer.adaln.", "transformer.gate_adaln.", "transformer.qk_norm_rope.", "transformer.swiglu.",
                 "numdiff.extras.post_hoc_ema.power_ema.")
-ORDERS = {"nn", "nt", "tn", "tt"}  # words of kernels' names, as `covering_variants` reads them
 # files whose kernels take most of the time: they are unrolled, or many
 LONG = ("attention.", "conv2d.implicit", "fuse.chain.", "groupnorm.", "layernorm.", "linear_group.",
         "numdiff.extras.im2win.", "numdiff.extras.tf32.", "numdiff.extras.sla.",
         "matmul.register_tiles.", "matmul.vectorised.", "quantise.", "rmsnorm.", "transformer.adaln.",
         "transformer.gate", "transformer.qk_norm_rope.")
-SWITCHES = {"bf16", "pair", "promoted", "eight", "rms", "weighted", "unshifted", "gate"}
 LATER = (8, 6), (8, 9), (12, 0)  # cards that run what is compiled for 8.0, with fewer bytes of shared memory
 CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
@@ -91,13 +89,9 @@ def widest_in_registers():
     return [names[-1] for names in texts.values()]
 
 
-def covering_variants(names):
-    """The kernel names that cover each constant of a text.
-
-    A kernel's name has its constants: tile, order, epilogue, type. If a text compiles, and keeps to its registers, with
-    each of them, it is assumed to do so with two. The widest come first. The command has all.
-    """
-    return sorted(name for variants in by_text(names) for name in covering(variants, words_of))
+def widest(names):
+    """The kernel names of the widest variant of each text, which keeps most in registers. The command has all."""
+    return [variants[0] for variants in by_text(names)]
 
 
 def covering(items, parts_of):
@@ -141,29 +135,11 @@ def names_of_tests():
     return kept.said(lambda: {
         "one of each folder": one_of_each_folder([
             name for name in one_of_each_source() if name not in tensor_core_kernels() and not name.startswith(LONG)]),
-        "variants": covering_variants(kernels()),
-        "every capability": [variants[0] for variants in by_text(tensor_core_kernels())],
-        "logs": [*(variants[0] for variants in by_text(tensor_core_kernels())), *widest_in_registers()],
-        "later": [variants[0] for variants in by_text(tensor_core_kernels())],
-        "left out": sorted(kernels().keys() - set(covering_variants(kernels()))),
+        "variants": sorted(set(widest(kernels())) - set(widest(tensor_core_kernels()))),
+        "logs": [*widest(tensor_core_kernels()), *widest_in_registers()],
+        "later": widest(tensor_core_kernels()),
         "tf32": [name for name in tensor_core_kernels() if "_tf32_" in name],
     }, kept.whole_package(), pathlib.Path(__file__).read_text())
-
-
-def is_left_out(kernel):
-    """Whether `covering_variants` leaves a kernel out."""
-    return name_of(kernel) in names_of_tests()["left out"]
-
-
-def words_of(name):
-    """Of a kernel's name the constants, as a set: its numbers, each with its place; one of ORDERS; of SWITCHES, which
-    are on; and all else as one: the epilogue."""
-    numbers, words = [], []
-    for word in re.split(r"[._, ]+|(?<=\d)x(?=\d)", name):
-        (numbers if word.isdigit() else words).append(word)
-    found = {f"number {place}: {number}" for place, number in enumerate(numbers)} | ORDERS.intersection(words)
-    found |= {switch if switch in words else f"no {switch}" for switch in SWITCHES}
-    return found | {" ".join(word for word in words if word not in ORDERS | SWITCHES)}
 
 
 def numbered(name):
