@@ -138,8 +138,14 @@ def names_of_tests():
         "variants": sorted(set(widest(kernels())) - set(widest(tensor_core_kernels()))),
         "logs": [*widest(tensor_core_kernels()), *widest_in_registers()],
         "later": widest(tensor_core_kernels()),
+        "left out": sorted(kernels().keys() - set(widest(kernels()))),
         "tf32": [name for name in tensor_core_kernels() if "_tf32_" in name],
     }, kept.whole_package(), pathlib.Path(__file__).read_text())
+
+
+def is_left_out(kernel):
+    """Whether `widest` leaves a kernel out."""
+    return name_of(kernel) in names_of_tests()["left out"]
 
 
 def numbered(name):
