@@ -7,7 +7,7 @@ import click
 
 from .output import echo
 
-PACKAGES = ("numdiff", "numba", "numba-cuda", "numpy", "h5py", "pillow", "matplotlib")
+PACKAGES = ("numdiff-diffusion", "numba", "numba-cuda", "numpy", "h5py", "pillow", "matplotlib")
 TOOLKIT = ("cuda-bindings", "cuda-core", "nvidia-cuda-runtime", "nvidia-cuda-nvrtc", "nvidia-nvvm", "nvidia-nvjitlink",
            "nvidia-cuda-runtime-cu12", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12")
 
