@@ -32,8 +32,8 @@ from PIL import Image, features
 from tests.data.sources import ADOBE, icc, png, tiff
 from tests.forked import forked
 
-SECONDS, MEGABYTES = 40, 300  # of a slow core: what is not refused in time takes minutes
-HANG = 90  # seconds after which a case is given up
+SECONDS, MEGABYTES = 20, 300  # of a slow core: what is not refused in time takes minutes
+HANG = 60  # seconds after which a case is given up
 EXTREME = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\x80\0\0\0",
            b"\xff\xff", b"\0", b"\xff", b"\0\0\0\x01", b"\x01\0\0\0")
 

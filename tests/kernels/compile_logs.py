@@ -34,6 +34,9 @@ LONG = ("attention.", "conv2d.implicit", "fuse.chain.", "groupnorm.", "layernorm
         "matmul.register_tiles.", "matmul.vectorised.", "quantise.", "rmsnorm.", "transformer.adaln.",
         "transformer.gate", "transformer.qk_norm_rope.")
 LATER = (8, 6), (8, 9), (12, 0)  # cards that run what is compiled for 8.0, with fewer bytes of shared memory
+# gradients of convolutions, written for 8.0, of which ptxas spills 8 bytes a thread for 12.0
+SPILLING = ("conv2d.mma_halo_gradient.conv2d_weight_gradient_kernel_v4_halo_16_3",
+            "conv2d.narrow_half.weight_gradient.conv2d_narrow_weight_gradient_kernel_half")
 CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
 
@@ -202,7 +205,7 @@ def compile_log(name, later=LATER):
     for capability, text in ptx_of(name).items():
         for target in (capability, *(later if capability == (8, 0) else ())):
             registers, wrong = assemble(text, target)
-            if target in LATER:
+            if target == (12, 0) and name.startswith(SPILLING):
                 wrong = [line for line in wrong if not is_small_spill(line)]
             wrong = [*wrong, *["uses float64"] * (".f64" in text)]
             logs.append((architecture(target), registers, "; ".join(wrong)))
@@ -210,7 +213,7 @@ def compile_log(name, later=LATER):
 
 
 def is_small_spill(line):
-    """Whether ptxas spills at most 16 bytes a thread, as for 12.0 in two gradients of convolutions, written for 8.0."""
+    """Whether ptxas spills at most 16 bytes a thread."""
     found = re.fullmatch(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)
     return found is not None and max(map(int, found.groups())) <= 16
 
