@@ -100,7 +100,8 @@ def convert(source, target, outdir, weights, image_size, num_head_channels, num_
         factors = {"scaling_factor": scaling_factor, "shift_factor": shift_factor}
         if holds_autoencoder(source):
             others = click.get_current_context().params.items()
-            given = [name for name, value in others if value is not None and value is not False and name not in (*factors, *PATHS)]
+            given = [name for name, value in others
+                     if value is not None and value is not False and name not in (*factors, *PATHS)]
             for line in convert_autoencoder(source, target, factors, given):
                 echo(line)
             return
