@@ -41,7 +41,8 @@ def test_ranks_with_other_sources_are_named(monkeypatch, changed, said):
 @needs("mpi")
 def test_a_rank_with_another_optimiser_does_not_train(tmp_path):
     shutil.copytree(ROOT / "numdiff", tmp_path / "numdiff", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "numdiff" / "nn" / "optimizer.py").open("a").write("# changed\n")
+    changed = tmp_path / "numdiff" / "nn" / "optimizer.py"
+    changed.write_text(changed.read_text() + "# changed\n")
     (tmp_path / "numdiff_cli").symlink_to(ROOT / "cli")
     command = (sys.executable, "-c", "from numdiff_cli.main import main; main()", "train", "unet", "--device", "cpu",
                "--outdir", str(tmp_path / "runs"))

@@ -68,7 +68,6 @@ TABLE = np.arange(10, dtype=F4) * 2
 MATRIX = np.arange(6, dtype=I4).reshape(2, 3)
 SIZES, SCALE, EIGHT = (2, 3, 4), 3, 8
 RECORD = np.dtype([("a", I4), ("b", F4), ("c", F8)], align=True)
-PACKED = np.dtype([("a", I1), ("b", F8)])
 NESTED = np.dtype([("v", F4, (3,)), ("n", I4)], align=True)
 INNER = np.dtype([("p", RECORD), ("q", I4)], align=True)
 CONSTANT_RECORDS = np.array([(1, 2, 3), (4, 5, 6)], RECORD)
@@ -90,13 +89,6 @@ def both(x, y):
 
 
 @cuda.jit(device=True)
-def factorial(n):
-    if n <= 1:
-        return 1
-    return n * factorial(n - 1)
-
-
-@cuda.jit(device=True)
 def fill(array, value):
     for k in range(array.shape[0]):
         array[k] = value
@@ -108,14 +100,6 @@ def scratch(n):
     for k in range(4):
         a[k] = n + k
     return a[0] + a[1] + a[2] + a[3]
-
-
-@cuda.jit(device=True)
-def total_of(*numbers):
-    result = 0
-    for n in numbers:
-        result += n
-    return result
 
 
 def multiplier(factor):
@@ -211,20 +195,15 @@ def mathematics():
     yield row("math.ldexp", "o[i] = math.ldexp(x[i], 3)", lambda x: x * 8, np.zeros(6), x=wide)
     yield row("math.modf", "a, b = math.modf(x[i])\no[i] = a * 100 + b", lambda x: np.modf(x)[0] * 100 + np.modf(x)[1],
               np.zeros(6), 1e-14, x=wide)
-    yield row("math.gcd", "o[i] = math.gcd(x[i], 12)", lambda x: np.gcd(x, 12), np.zeros(5, I8), x=np.arange(2, 7))
     for name in ("pi", "e", "tau", "inf"):
         yield row(f"math.{name}", f"o[i] = math.{name}", getattr(math, name), np.zeros(1))
     yield row("math.nan", "o[i] = math.isnan(math.nan)", True, np.zeros(1, B1))
-    for name in ("sin", "cos", "exp", "log", "sqrt", "tanh", "arctan", "floor", "ceil", "square", "negative",
-                 "absolute",
-                 "sign", "log2", "log10", "exp2", "rint", "deg2rad", "rad2deg", "arcsin", "reciprocal", "log1p",
-                 "expm1"):
+    for name in ("sin", "cos", "log", "tanh", "arctan", "log2", "log10", "deg2rad", "rad2deg", "arcsin"):
         for kind, close in ((F4, 3e-6), (F8, 1e-13)):
-            values = positive if name in ("log", "sqrt", "log2", "log10") else unit if name == "arcsin" else wide / 4
+            values = positive if name.startswith("log") else unit if name == "arcsin" else wide / 4
             yield row(f"np.{name} {kind.__name__}", f"o[i] = np.{name}(x[i])",
                       lambda x, n=name: getattr(np, n)(x.astype(F8)), np.zeros(6, kind), close, x=values.astype(kind))
-    for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "arctan2", "hypot", "fmod",
-                 "less", "greater_equal", "logical_and", "fmax"):
+    for name in ("divide", "maximum", "minimum", "arctan2", "hypot", "less", "greater_equal", "logical_and", "fmax"):
         yield row(f"np.{name}", f"o[i] = np.{name}(x[i], y[i])", lambda x, y, n=name: getattr(np, n)(x, y), np.zeros(6),
                   1e-13, x=positive, y=np.abs(wide))
     z = np.array([1 + 2j, -1.5 + 0.5j, 3j, 2 - 1j])
@@ -385,7 +364,6 @@ def language():
         "tuple of globals": ("o[i] = SIZES[0] + SIZES[2] * n[i]", 2 + 4 * n),
         "tuple index varies": ("o[i] = SIZES[n[i] % 3]", np.array([2, 3, 4])[n % 3]),
         "namedtuple": ("p = Point(n[i], 2)\no[i] = p.x + p.y * p[1]", n + 4),
-        "literal_unroll": ("r = 0.0\nfor v in numba.literal_unroll((1, 2.5, 3)):\n    r += v\no[i] = r * 2", 13),
         "enumerate": ("r = 0\nfor k, v in enumerate((3, 4, 5)):\n    r += k * v\no[i] = r", 14),
         "enumerate from": ("r = 0\nfor k, v in enumerate(n, 10):\n    r += k * v\no[i] = r",
                            (np.arange(10, 16) * n).sum()),
@@ -400,9 +378,6 @@ def language():
              "named arguments": ("o[i] = scaled(n[i], offset=2)", 3 * n + 2),
         "named in another order": ("o[i] = scaled(offset=1, x=n[i], factor=2)", 2 * n + 1),
         "several results": ("a, b = both(n[i], 2)\no[i] = a * b", (n + 2) * (n - 2)),
-        "recursion": ("o[i] = factorial(n[i])", [1, 1, 2, 6, 24, 120]),
-        "starred parameters": ("o[i] = total_of(n[i], 1, 2)", n + 3),
-        "starred call": ("t = (n[i], 1, 2)\no[i] = total_of(*t)", n + 3),
         "closure over a number": ("o[i] = times_7(n[i])", 7 * n),
         "inner function": ("def inner(v):\n    return v * 2 + 1\no[i] = inner(n[i])", 2 * n + 1),
         "inner function over a variable": ("k = n[i]\ndef inner(v):\n    return v * k\no[i] = inner(3)", 3 * n),
@@ -424,8 +399,7 @@ def language():
         "variable of two types": ("v = 0\nfor k in range(3):\n    v = v + 0.5\no[i] = v * 2", 3),
         "early return": ("if n[i] % 2:\n    return\no[i] = 5", [5, 0, 5, 0, 5, 0]),
         "pass and docstring": ('"""Says nothing."""\nif n[i]:\n    pass\no[i] = 1', 1),
-        "assert": ("assert n[i] >= 0\no[i] = 1", 1), "del": ("v = n[i]\nw = v\ndel v\no[i] = w", n),
-        "walrus": ("if (v := n[i]) > 2:\n    o[i] = v", np.where(n > 2, n, 0)),
+        "assert": ("assert n[i] >= 0\no[i] = 1", 1),
         "while true break": ("k = 0\nwhile True:\n    k += 1\n    if k > n[i]:\n        break\no[i] = k", n + 1),
         "annotated": ("v: int = n[i]\no[i] = v", n), "string compared": ("s = 'ab'\no[i] = s == 'ab'", 1),
         "multiple targets": ("a = b = n[i]\no[i] = a + b", 2 * n), "conditional import": ("o[i] = math.floor(x[i])",
@@ -465,14 +439,12 @@ def arrays():
             ("ellipsis", "o[i] = a[..., 1][2]", 9), ("tuple as an index", "at = (1, 2)\no[i] = a[at]", 6),
             ("transposed", "t = a.T\no[i] = t[3, 1] * 10 + t.shape[0]", 74),
             ("transpose()", "t = a.transpose()\no[i] = t[3, 1]", 7),
-                             ("copy", "t = v.copy()\nt[1] = 9\no[i] = t[1] + v[1]", 10),
             ("reshape", "t = v.reshape(2, 4)\no[i] = t[1, 2]", 6), ("reshape of a tuple", "t = v.reshape((4, 2))\n"
                                                                     "o[i] = t[3, 0]", 6),
-            ("ravel", "t = a.ravel()\no[i] = t[7] + t.size", 19), ("flatten index", "o[i] = a.flat[5]", 5),
+            ("flatten index", "o[i] = a.flat[5]", 5),
             ("view", "t = v.view(np.uint8)\no[i] = t[4] + len(t)", 33), ("iterate rows", "r = 0.0\nfor q in a:\n"
                                                                           "    r += q[0]\no[i] = r", 12),
             ("sum", "o[i] = a.sum()", 66), ("mean", "o[i] = v.mean()", 3.5),
-                             ("min max", "o[i] = v.max() * 10 + v.min()", 70),
             ("argmax argmin", "o[i] = v.argmax() * 10 + v.argmin()", 70), ("prod", "o[i] = v[1:4].prod()", 6),
             ("np.sum", "o[i] = np.sum(v)", 28), ("var std", "o[i] = round(v.var() * 100 + v.std())", 527),
             ("all any", "o[i] = v.any() + v.all() * 10", 1), ("np.ndindex", "r = 0\nfor p in np.ndindex((2, 3)):\n"
@@ -482,11 +454,9 @@ def arrays():
             ("bool of an element", "o[i] = bool(v[0]) + bool(v[1])", 1),
             ("contiguous", "o[i] = a.size if a.shape[0] == 3 else 0", 12)):
         yield row(f"array: {name}", body, want, np.zeros(2), a=a, v=v)
-        if "ravel" not in name and "strides" not in name and "flat" not in name:
+        if "strides" not in name and "flat" not in name:
             yield row(f"array in Fortran's order: {name}", body, want, np.zeros(2), a=f, v=v)
     yield row("store a slice", "if i == 0:\n    o[2:5] = 7", [0, 0, 7, 7, 7, 0], np.zeros(6, I4))
-    yield row("store an array into a slice", "if i == 0:\n    o[1:4] = x[:3]", [0, 5, 6, 7, 0], np.zeros(5, I4),
-              x=np.array([5, 6, 7, 8], I4))
     yield row("store through a view", "o[1::2][i] = i + 1", [0, 1, 0, 2, 0, 3], np.zeros(6, I4), block=3)
     yield row("store all", "if i == 0:\n    o[:] = 3", 3, np.zeros(4, I4))
     yield row("three dimensions", "o[i] = x[1, i, 2] + x.shape[2]", [11, 14],
@@ -518,8 +488,6 @@ def arrays():
                              ("copy", "r[i] = r[0] if i == 0 else r[1]\no[i] = r[i].c", [3.25, 6.75]),
                              ("variable", "q = r[i]\nq.c = 8\no[i] = r[i].c", 8)):
         yield row(f"record: {name}", body, want, np.zeros(2), r=r)
-    p = np.array([(1, 2.5), (-4, 5.5)], PACKED)
-    yield row("record without padding", "o[i] = r[i].a + r[i].b", [3.5, 1.5], np.zeros(2), r=p)
     nested = np.zeros(2, NESTED)
     nested["v"], nested["n"] = [[1, 2, 3], [4, 5, 6]], [7, 8]
     yield row("array in a record", "o[i] = r[i].v[1] + r[i].n", [9, 13], np.zeros(2), r=nested)
@@ -528,7 +496,6 @@ def arrays():
     inner["p"]["b"], inner["q"] = [1.5, 2.5], [3, 4]
     yield row("record in a record", "o[i] = r[i].p.b + r[i].q", [4.5, 6.5], np.zeros(2), r=inner)
     t = np.array(["2020-01-01", "2020-01-05"], "datetime64[D]")
-    yield row("datetime difference", "o[i] = (x[1] - x[0]) / np.timedelta64(1, 'D')", 4, np.zeros(1), x=t)
     yield row("datetime compared", "o[i] = x[1] > x[0]", 1, np.zeros(1), x=t)
 
 
@@ -537,14 +504,14 @@ def arrays():
 def memory():
     x = np.arange(8, dtype=F4)
     for kind in ("int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64",
-                 "boolean"):
-        yield row(f"shared {kind}", f"s = cuda.shared.array(8, numba.{kind})\ns[i] = i % 2\ncuda.syncthreads()\n"
+                 "bool_"):
+        yield row(f"shared {kind}", f"s = cuda.shared.array(8, np.{kind})\ns[i] = i % 2\ncuda.syncthreads()\n"
                   "o[i] = s[7 - i].real" if "complex" in kind else
-                  f"s = cuda.shared.array(8, numba.{kind})\ns[i] = i % 2\ncuda.syncthreads()\no[i] = s[7 - i]",
+                  f"s = cuda.shared.array(8, np.{kind})\ns[i] = i % 2\ncuda.syncthreads()\no[i] = s[7 - i]",
                   [1, 0] * 4, np.zeros(8, F4), x=x)
-        yield row(f"local {kind}", f"s = cuda.local.array(4, numba.{kind})\nfor k in range(4):\n    s[k] = k % 2\n"
+        yield row(f"local {kind}", f"s = cuda.local.array(4, np.{kind})\nfor k in range(4):\n    s[k] = k % 2\n"
                   "o[i] = s[1].real + s[2].real" if "complex" in kind else
-                  f"s = cuda.local.array(4, numba.{kind})\nfor k in range(4):\n    s[k] = k % 2\no[i] = s[1] + s[2]",
+                  f"s = cuda.local.array(4, np.{kind})\nfor k in range(4):\n    s[k] = k % 2\no[i] = s[1] + s[2]",
                   1, np.zeros(2, F4), x=x)
     rows = {
         "shared matrix": ("s = cuda.shared.array((2, 4), numba.float32)\ns[i // 4, i % 4] = x[i]\ncuda.syncthreads()\n"
