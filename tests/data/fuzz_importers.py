@@ -317,7 +317,7 @@ def _labels_bomb(rng, folder):
     for end in (b"ab,", b"a,1\n", b'a,"\n",'):
         with zipfile.ZipFile(folder + "/b.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             archive.writestr("a.png", pictures()["rgb.png"])
-            archive.writestr("labels.csv", end * (8_000_000 // len(end)))
+            archive.writestr("labels.csv", end * (4_000_000 // len(end)))
         yield "import", folder + "/b.zip", {}
 
 

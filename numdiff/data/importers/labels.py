@@ -203,7 +203,7 @@ def _assign(names, tables, remedy):
 
 
 def _differ(a, b):
-    return a is not b and key(label_text(a)) != key(label_text(b))
+    return a is not b and (type(a) is not type(b) or a != b) and key(label_text(a)) != key(label_text(b))
 
 
 def _indices_in(classes, values, path):
@@ -266,7 +266,9 @@ class _Finder:
 
     def _by_end(self, table, name, stem):
         """The index of the image, or a list of several, whose path ends in `name`, or in whose path `name` ends."""
-        found = table.get(posixpath.basename(name), [])
+        found = table.get(posixpath.basename(name))
+        if found is None:
+            return None
         found = [i for i in (found if isinstance(found, list) else [found])
                  if any(_ends(key(posixpath.splitext(path)[0] if stem else path), name)
                         for path in (self.names[i], self.names[i][self.common:]))]
